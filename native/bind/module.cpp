@@ -1,0 +1,13 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "cpu/features.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_native, m) {
+  m.doc() = "The compiled part of smollm2.";
+  m.def("cpu_features", &smollm2::cpu_features,
+        "Names of the instruction sets that this CPU and operating system support.");
+}

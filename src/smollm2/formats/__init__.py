@@ -1,0 +1,1 @@
+"""File formats: bytes to named arrays and back, with no knowledge of models."""

@@ -1,0 +1,102 @@
+"""TensorFile: the named tensors of one memory-mapped file, whatever its format."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from smollm2.errors import FormatError
+
+DENSE_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "F64": np.dtype("<f8"),
+        "F32": np.dtype("<f4"),
+        "F16": np.dtype("<f2"),
+        "BF16": np.dtype(ml_dtypes.bfloat16),
+        "I64": np.dtype("<i8"),
+        "I32": np.dtype("<i4"),
+        "I16": np.dtype("<i2"),
+        "I8": np.dtype("i1"),
+        "U8": np.dtype("u1"),
+        "BOOL": np.dtype("?"),
+    }
+)
+"""Kinds that NumPy holds as they are; every other kind is quantized."""
+
+_KINDS = {dtype: kind for kind, dtype in DENSE_DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor lies.
+
+    ``kind`` is ``"BF16"``, ``"Q4_1"``, …; ``shape`` has the row length last; ``offset`` and
+    ``nbytes`` are counted in the file.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether NumPy holds this kind without decoding."""
+        return self.kind in DENSE_DTYPES
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """An opened file whose structure has been checked: every entry lies inside ``data``.
+
+    Arrays are views of the mapping, which lives as long as any of them.
+    """
+
+    path: Path
+    format: str
+    metadata: Mapping[str, Any]
+    entries: Mapping[str, TensorEntry]
+    data: NDArray[np.uint8] = field(repr=False)
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor, [nbytes], read-only, not copied."""
+        entry = self.entries[name]
+        return self.data[entry.offset : entry.offset + entry.nbytes]
+
+    def array(self, name: str) -> NDArray[Any]:
+        """A dense tensor in its shape and dtype, read-only and not copied where it is aligned."""
+        entry = self.entries[name]
+        if not entry.is_dense:
+            raise FormatError(f"{self.path}: tensor {name!r} is {entry.kind}, not a dense array")
+        array = self.raw(name).view(DENSE_DTYPES[entry.kind]).reshape(entry.shape)
+        return array if array.flags.aligned else array.copy()
+
+
+def kind_of_dtype(dtype: np.dtype[Any]) -> str | None:
+    """The dense kind of an array's dtype in either byte order, None where there is none."""
+    return _KINDS.get(dtype.newbyteorder("="))
+
+
+def map_bytes(path: Path) -> NDArray[np.uint8]:
+    """Map a file read-only as bytes. Raises ``FormatError`` for what cannot be mapped."""
+    # Opening a pipe would wait for a writer, and mapping a device reads without an end.
+    if not os.path.isfile(path):
+        raise FormatError(f"{path}: no such file")
+    try:
+        with path.open("rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:
+        raise FormatError(f"{path}: the file is empty") from None
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+    return np.frombuffer(mapping, dtype=np.uint8)

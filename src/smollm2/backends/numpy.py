@@ -1,0 +1,229 @@
+"""The NumPy backend: float32, readable, and the reference that every other one is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smollm2.backends.kvcache import KVCache
+from smollm2.batch import Batch
+from smollm2.config import Config
+from smollm2.errors import CacheError, InputError
+from smollm2.model import forward
+from smollm2.quantize import as_float32
+from smollm2.weights import Attention, Mlp, Weights
+
+Floats = NDArray[np.float32]
+
+QUERY_CHUNK = 128
+"""Queries that attend at a time: bounds the scores to QUERY_CHUNK × H × S numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Queries that attend together: their tokens, how many keys the last of them sees, and
+    which of those each does not see, [n, visible] (None: all see all)."""
+
+    tokens: NDArray[np.int64]
+    visible: int
+    hidden: NDArray[np.bool_] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tokens of the batch that see one another: one row of a cache, or one segment without."""
+
+    row: int
+    tokens: NDArray[np.int64]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one batch needs in every layer: rotary tables [T, 1, D/2] and groups of tokens."""
+
+    batch: Batch
+    cache: KVCache | None
+    cos: Floats
+    sin: Floats
+    groups: tuple[Group, ...]
+
+
+class NumpyOps:
+    """The table of operations, filled with NumPy."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def plan(self, batch: Batch, cache: KVCache | None) -> Plan:
+        """Rotary tables and groups of a batch; float32 angles, as transformers has them."""
+        size = self.config.head_dim
+        exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+        inverse = (1.0 / np.float32(self.config.rope_theta) ** exponents).astype(np.float32)
+        angles = batch.positions.astype(np.float32)[:, None, None] * inverse
+        return Plan(batch, cache, np.cos(angles), np.sin(angles), tuple(_groups(batch, cache)))
+
+    def embed(self, table: Floats, plan: Plan) -> Floats:
+        """Rows of the embedding, [T, C]."""
+        return table[plan.batch.ids]
+
+    def rms_norm(self, x: Floats, weight: Floats) -> Floats:
+        """Root-mean-square norm over the last axis."""
+        mean = np.einsum("tc,tc->t", x, x)[:, None] / np.float32(x.shape[-1])
+        return x / np.sqrt(mean + np.float32(self.config.rms_norm_eps)) * weight
+
+    def linear(self, x: Floats, weight: Floats) -> Floats:
+        """Matrix product with a weight [out, in]."""
+        return x @ weight.T
+
+    def qkv(self, x: Floats, attention: Attention[Floats]) -> tuple[Floats, Floats, Floats]:
+        """Three products, split into heads."""
+        shape = (len(x), -1, self.config.head_dim)
+        return (
+            self.linear(x, attention.query).reshape(shape),
+            self.linear(x, attention.key).reshape(shape),
+            self.linear(x, attention.value).reshape(shape),
+        )
+
+    def rope(self, x: Floats, plan: Plan) -> Floats:
+        """Rotary embedding in the half-split form: halves (a, b) of a head rotate as pairs."""
+        half = x.shape[-1] // 2
+        a, b = x[..., :half], x[..., half:]
+        return np.concatenate(
+            [a * plan.cos - b * plan.sin, b * plan.cos + a * plan.sin], axis=-1
+        )
+
+    def attend(
+        self, query: Floats, key: Floats, value: Floats, layer: int, plan: Plan
+    ) -> Floats:
+        """Causal attention of each group over its stored (or own) keys and values."""
+        if plan.cache is not None:
+            plan.cache.write(layer, plan.batch.slots, key, value)
+        out = np.empty_like(query)
+        for group in plan.groups:
+            if plan.cache is None:
+                keys = key[group.tokens].swapaxes(0, 1)
+                values = value[group.tokens].swapaxes(0, 1)
+            else:
+                pages = plan.batch.page_table[group.row]
+                keys, values = plan.cache.read(layer, pages, int(plan.batch.lengths[group.row]))
+            for chunk in group.chunks:
+                out[chunk.tokens] = _attention(
+                    query[chunk.tokens],
+                    keys[:, : chunk.visible],
+                    values[:, : chunk.visible],
+                    chunk.hidden,
+                )
+        return out.reshape(len(query), -1)
+
+    def swiglu(self, x: Floats, mlp: Mlp[Floats]) -> Floats:
+        """Gated MLP."""
+        gate = self.linear(x, mlp.gate)
+        with np.errstate(over="ignore"):  # exp(-gate) is inf where silu(gate) is 0
+            gate /= 1.0 + np.exp(-gate)
+        gate *= self.linear(x, mlp.up)
+        return self.linear(gate, mlp.down)
+
+    def wanted(self, x: Floats, plan: Plan) -> Floats:
+        """Rows whose logits are wanted."""
+        return x[plan.batch.wanted]
+
+
+def _groups(batch: Batch, cache: KVCache | None) -> Iterator[Group]:
+    """Split a batch into groups and their queries into chunks."""
+    owners = batch.segments if cache is None else batch.rows
+    for owner in np.unique(owners):
+        tokens = np.flatnonzero(owners == owner)
+        positions = batch.positions[tokens]
+        places = positions if cache is None else np.arange(batch.lengths[owner])
+        chunks = []
+        for start in range(0, len(tokens), QUERY_CHUNK):
+            part = slice(start, start + QUERY_CHUNK)
+            hidden = places[None, :] > positions[part, None]
+            visible = int(np.flatnonzero(~hidden.all(axis=0))[-1]) + 1
+            hidden = hidden[:, :visible]
+            chunks.append(Chunk(tokens[part], visible, hidden if hidden.any() else None))
+        yield Group(int(owner), tokens, tuple(chunks))
+
+
+def _attention(
+    query: Floats, keys: Floats, values: Floats, hidden: NDArray[np.bool_] | None
+) -> Floats:
+    """Softmax attention of n queries [n, H, D] over S keys and values [K, S, D].
+
+    ``hidden`` [n, S] marks what a query must not see. Query heads share kv heads in consecutive
+    groups of H/K.
+    """
+    count, heads, size = query.shape
+    shared, length, _ = keys.shape
+    by_head = query.reshape(count, shared, heads // shared, size).transpose(1, 2, 0, 3)
+    scores = by_head.reshape(shared, -1, size) @ keys.swapaxes(1, 2)
+    scores *= np.float32(size**-0.5)
+    if hidden is not None:
+        by_query = scores.reshape(shared, heads // shared, count, length)
+        np.copyto(by_query, np.float32(-np.inf), where=hidden)
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    mixed = (scores @ values).reshape(shared, heads // shared, count, size)
+    return mixed.transpose(2, 0, 1, 3).reshape(count, heads, size)
+
+
+class NumpyModel:
+    """A model whose weights are float32 arrays."""
+
+    def __init__(self, config: Config, weights: Weights[Floats]) -> None:
+        self.config = config
+        self.weights = weights
+        self.ops = NumpyOps(config)
+
+    def new_cache(self, rows: int = 1, capacity: int | None = None) -> KVCache:
+        """An empty cache; ``capacity`` defaults to the context length."""
+        limit = self.config.max_position_embeddings
+        if capacity is not None and not 1 <= capacity <= limit:
+            raise InputError(f"a capacity of {capacity} tokens is not in 1 … {limit}")
+        if rows < 1:
+            raise InputError(f"a cache needs at least one row, not {rows}")
+        return KVCache(
+            layers=self.config.num_hidden_layers,
+            rows=rows,
+            capacity=capacity or limit,
+            heads=self.config.num_key_value_heads,
+            size=self.config.head_dim,
+        )
+
+    def forward(self, batch: Batch, cache: KVCache | None = None) -> Floats:
+        """Logits of the wanted tokens, [W, V]. See ``backends.Model.forward``."""
+        self._check(batch)
+        if cache is not None:
+            cache.prepare(batch)
+        logits = forward(self.weights, self.ops, self.ops.plan(batch, cache))
+        if cache is not None:
+            cache.advance(batch)
+        return logits
+
+    def _check(self, batch: Batch) -> None:
+        vocabulary = self.config.vocab_size
+        if batch.ids.min() < 0 or batch.ids.max() >= vocabulary:
+            wrong = next(int(i) for i in batch.ids if not 0 <= i < vocabulary)
+            raise InputError(f"token id {wrong} is not in a vocabulary of {vocabulary}")
+        limit = self.config.max_position_embeddings
+        if batch.positions.max() >= limit:
+            raise CacheError(
+                f"position {int(batch.positions.max())} is beyond the context length of {limit}"
+            )
+
+
+class NumpyBackend:
+    """Weights of any kind, computed with in float32."""
+
+    def load(self, config: Config, weights: Weights[Any]) -> NumpyModel:
+        """Dequantise what is quantized; float32 arrays are used where they lie."""
+        return NumpyModel(config, weights.map(lambda _, weight: as_float32(weight)))
+
+
+backend = NumpyBackend()

@@ -1,0 +1,138 @@
+"""Batch: the tokens of one forward pass with integer metadata about where each belongs.
+
+Prefill, chunked prefill, packed prompts, decode, mixed steps and training differ only in
+these numbers, so one forward serves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smollm2.errors import CacheError, InputError
+
+Ints = NDArray[np.int32]
+Wanted = Literal["last", "all", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive new tokens of one sequence.
+
+    ``row`` is the sequence's lane, ``start`` the position of its first token here, ``ids`` the
+    token ids, ``wanted`` the tokens whose logits the caller will read.
+    """
+
+    row: int
+    start: int
+    ids: Sequence[int]
+    wanted: Wanted = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one forward pass gets. All arrays are int32.
+
+    T tokens, R rows of the cache, P pages a row, W logits wanted.
+
+    - ``ids`` [T]: token ids
+    - ``positions`` [T]: place of each token in its sequence, from 0
+    - ``rows`` [T]: the sequence's row in ``page_table``
+    - ``slots`` [T]: where the token's key and value are written,
+      ``page_table[row, position // page_size] * page_size + position % page_size``
+    - ``page_table`` [R, P]: page numbers of each row
+    - ``segments`` [T]: tokens see only their own segment where there is no cache
+    - ``lengths`` [R]: tokens stored of each row once this batch is through (0: not in the batch)
+    - ``wanted`` [W]: indices into T whose logits are returned, in this order
+    - ``page_size``: tokens a page
+    """
+
+    ids: Ints
+    positions: Ints
+    rows: Ints
+    slots: Ints
+    page_table: Ints
+    segments: Ints
+    lengths: Ints
+    wanted: Ints
+    page_size: int
+
+    @classmethod
+    def build(
+        cls,
+        spans: Sequence[Span],
+        *,
+        page_table: Ints | None = None,
+        page_size: int | None = None,
+    ) -> Batch:
+        """Lay spans side by side.
+
+        With a cache pass its ``page_table`` [R, P] and ``page_size``; each row may appear in one
+        span only. Without one (training, scoring) every span is a segment of its own.
+
+        Raises ``InputError`` for an empty batch or span, and ``CacheError`` for a row that the
+        cache does not have or a position beyond its capacity: before anything is computed.
+        """
+        if not spans or any(len(span.ids) == 0 for span in spans):
+            raise InputError("a batch needs at least one token in each span")
+        counts = [len(span.ids) for span in spans]
+        ids = np.concatenate([np.asarray(span.ids, dtype=np.int32) for span in spans])
+        starts = np.repeat([span.start for span in spans], counts)
+        segments = np.repeat(np.arange(len(spans)), counts)
+        offsets = np.cumsum([0, *counts])
+        positions = starts + np.arange(len(ids)) - np.repeat(offsets[:-1], counts)
+        if page_table is None or page_size is None:
+            page_size = max(1, int(positions.max()) + 1)
+            page_table = np.arange(len(spans), dtype=np.int32)[:, None]
+            rows = segments
+        else:
+            _check_rows(spans, page_table, page_size)
+            rows = np.repeat([span.row for span in spans], counts)
+        lengths = np.zeros(len(page_table), dtype=np.int32)
+        np.maximum.at(lengths, rows, (positions + 1).astype(np.int32))
+        slots = page_table[rows, positions // page_size] * page_size + positions % page_size
+        wanted = np.concatenate(
+            [_wanted(span, int(offset)) for span, offset in zip(spans, offsets, strict=False)]
+        )
+        return cls(
+            ids=ids,
+            positions=positions.astype(np.int32),
+            rows=rows.astype(np.int32),
+            slots=slots.astype(np.int32),
+            page_table=page_table,
+            segments=segments.astype(np.int32),
+            lengths=lengths,
+            wanted=wanted.astype(np.int32),
+            page_size=page_size,
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def _wanted(span: Span, offset: int) -> NDArray[np.int64]:
+    end = offset + len(span.ids)
+    first = {"all": offset, "last": end - 1, "none": end}[span.wanted]
+    return np.arange(first, end)
+
+
+def _check_rows(spans: Sequence[Span], page_table: Ints, page_size: int) -> None:
+    rows, pages = page_table.shape
+    seen: set[int] = set()
+    for span in spans:
+        if not 0 <= span.row < rows:
+            raise CacheError(f"row {span.row} is not in a cache of {rows} rows")
+        if span.row in seen:
+            raise CacheError(f"row {span.row} appears twice in one batch")
+        seen.add(span.row)
+        if span.start < 0:
+            raise CacheError(f"a sequence cannot start at position {span.start}")
+        if span.start + len(span.ids) > pages * page_size:
+            raise CacheError(
+                f"a KV cache of {pages * page_size} tokens a row is too small for "
+                f"{span.start + len(span.ids)} tokens"
+            )

@@ -1,0 +1,37 @@
+"""Progress: who is told how a download goes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """What a download calls as it goes. One file is under way at a time."""
+
+    def note(self, text: str) -> None:
+        """Something that a person should know, in one line."""
+
+    def start(self, name: str, total: int | None) -> None:
+        """A file begins, or begins again after a broken connection; ``total`` is in bytes."""
+
+    def advance(self, count: int) -> None:
+        """``count`` more bytes are here."""
+
+    def finish(self) -> None:
+        """The file that was started is complete, or was given up."""
+
+
+class SilentProgress:
+    """A ``Progress`` that tells nobody."""
+
+    def note(self, text: str) -> None:
+        """Ignore a remark."""
+
+    def start(self, name: str, total: int | None) -> None:
+        """Ignore a beginning."""
+
+    def advance(self, count: int) -> None:
+        """Ignore bytes."""
+
+    def finish(self) -> None:
+        """Ignore an end."""

@@ -1,0 +1,270 @@
+"""SmolLM2: a loaded model with its tokenizer, and the ways to make it write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+
+import numpy as np
+
+from smollm2 import registry
+from smollm2.backends import Model, get_backend
+from smollm2.checkpoint import Checkpoint, load_checkpoint
+from smollm2.config import Config
+from smollm2.errors import ContextLengthError, InputError, TokenizerError
+from smollm2.lane import Lane
+from smollm2.results import Generation, Piece, Score
+from smollm2.sampling import SamplingOptions, SamplingParams, log_softmax
+from smollm2.stopping import stop_ids
+from smollm2.streaming import Request, Stream
+from smollm2.template import ChatTemplate
+from smollm2.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from smollm2.chat import ChatSession
+
+DEFAULT_MAX_TOKENS = 256
+"""Tokens generated where no ``max_tokens`` is given, or what is left of the context."""
+
+Prompt = str | Sequence[int]
+
+
+def load(
+    name: str | Path,
+    *,
+    backend: str = "numpy",
+    strict: bool = True,
+    offline: bool | None = None,
+    progress: registry.Progress | None = None,
+) -> SmolLM2:
+    """Load a model by name, folder or file, and get it ready to write.
+
+    ``name`` is a registered name (``"smollm2-135m-instruct"``), ``"org/name"`` on the hub, a
+    folder with a Hugging Face checkpoint, or a ``.gguf`` file. A name that is not on this
+    machine yet is pulled first, unless ``offline``.
+
+    Raises ``ModelNotFoundError``, ``DownloadError``, ``FormatError``, ``ConfigError`` or
+    ``CheckpointError``.
+    """
+    chosen = get_backend(backend)
+    path = registry.resolve(str(name), offline=offline, progress=progress)
+    checkpoint = load_checkpoint(path, strict=strict)
+    return SmolLM2.from_checkpoint(checkpoint, chosen.load(checkpoint.config, checkpoint.weights))
+
+
+class SmolLM2:
+    """A model that writes: ``generate``, ``stream``, ``chat`` and ``score``.
+
+    Calls may run in several threads at once: each has its own KV cache.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        tokenizer: Tokenizer | None = None,
+        template: ChatTemplate | None = None,
+        generation_config: Mapping[str, Any] | None = None,
+        path: Path | None = None,
+    ) -> None:
+        self.path = path
+        self.template = template
+        self._model: Model | None = model
+        self._tokenizer = tokenizer
+        self.stop_ids: frozenset[int] = stop_ids(
+            model.config, generation_config or {}, tokenizer, template
+        )
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, model: Model) -> SmolLM2:
+        """A model that a backend made of ``checkpoint``, with the checkpoint's tokenizer."""
+        return cls(
+            model,
+            tokenizer=checkpoint.tokenizer,
+            template=checkpoint.template,
+            generation_config=checkpoint.generation_config,
+            path=checkpoint.path,
+        )
+
+    @property
+    def model(self) -> Model:
+        """What the backend made: ``new_cache`` and ``forward``."""
+        if self._model is None:
+            raise InputError("the model is closed: load it again")
+        return self._model
+
+    @property
+    def config(self) -> Config:
+        """The architecture's numbers."""
+        return self.model.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to ids and back. Raises ``TokenizerError`` where the checkpoint has none."""
+        if self._tokenizer is None:
+            raise TokenizerError("this checkpoint has no tokenizer.json: give prompts as ids")
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        echo: bool = False,
+        allow_special: bool = False,
+        on_piece: Callable[[Piece], object] | None = None,
+        cancel: Callable[[], bool] | None = None,
+        rng: np.random.Generator | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Generation:
+        """Continue a prompt, given as text or as token ids; see ``stream`` for the options."""
+        return self.stream(
+            prompt,
+            params,
+            echo=echo,
+            allow_special=allow_special,
+            on_piece=on_piece,
+            cancel=cancel,
+            rng=rng,
+            **options,
+        ).finish()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        echo: bool = False,
+        allow_special: bool = False,
+        on_piece: Callable[[Piece], object] | None = None,
+        cancel: Callable[[], bool] | None = None,
+        rng: np.random.Generator | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Stream:
+        """Continue a prompt piece by piece.
+
+        ``params`` or ``options`` say how (``max_tokens=80, temperature=0.8, seed=42, …``). With
+        ``echo`` the prompt is part of the text; ``allow_special`` reads ``<|im_start|>`` and the
+        like in a prompt as control tokens instead of plain text. ``on_piece`` sees every piece,
+        the prompt's included; ``cancel()`` is asked before each forward pass, in this thread;
+        ``Stream.cancel()`` may be called from any. Where no seed is given one is drawn, from
+        ``rng`` if that is given.
+
+        Raises ``InputError`` for a wrong option or an empty prompt, and ``ContextLengthError``
+        where prompt and ``max_tokens`` exceed the context length; before anything is computed.
+        """
+        chosen = SamplingParams.of(params, **options)
+        ids = self.encode(prompt, allow_special=allow_special)
+        request = self.request(
+            ids, chosen, prompt=prompt if isinstance(prompt, str) else None, rng=rng
+        )
+        lane = Lane(self.model, capacity=min(len(ids) + request.max_tokens, self._context))
+        return Stream(
+            request,
+            lane,
+            self._tokenizer,
+            echo=echo,
+            on_piece=on_piece,
+            cancel=cancel,
+            on_finish=lambda _: lane.close(),
+        )
+
+    def request(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> Request:
+        """Check a prompt against the context length; settle its seed, length and stop ids."""
+        params.check_ids(self.config.vocab_size)
+        room = self._context - len(ids)
+        wanted = params.max_tokens
+        if room < (1 if wanted is None else wanted):
+            raise ContextLengthError(len(ids), 1 if wanted is None else wanted, self._context)
+        stops = frozenset(params.stop_ids)
+        return Request(
+            prompt=prompt,
+            prompt_ids=tuple(ids),
+            params=params.with_seed(rng),
+            max_tokens=min(DEFAULT_MAX_TOKENS, room) if wanted is None else wanted,
+            stop_ids=stops if params.ignore_eos else stops | self.stop_ids,
+        )
+
+    def encode(self, prompt: Prompt, *, allow_special: bool = False) -> list[int]:
+        """Token ids of a prompt. Raises ``InputError`` where there are none, or wrong ones."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, allow_special=allow_special)
+        else:
+            ids = [int(i) for i in prompt]
+        if not ids:
+            raise InputError("the prompt is empty: it needs at least one token")
+        for i in ids:
+            if not 0 <= i < self.config.vocab_size:
+                raise InputError(
+                    f"token id {i} is not in a vocabulary of {self.config.vocab_size}"
+                )
+        return ids
+
+    def score(self, text: Prompt, *, allow_special: bool = False) -> Score:
+        """Log-probability of each token of a text after those before it.
+
+        Logits of only a few positions are held at a time, whatever the length.
+        Raises ``ContextLengthError`` where the text exceeds the context length.
+        """
+        ids = self.encode(text, allow_special=allow_special)
+        if len(ids) > self._context:
+            raise ContextLengthError(len(ids), 0, self._context)
+        lane = Lane(self.model, capacity=len(ids))
+        logprobs: list[float | None] = [None]
+        for logits in lane.all_logits(ids[:-1]):
+            targets = ids[len(logprobs) : len(logprobs) + len(logits)]
+            logprobs.extend(log_softmax(logits)[np.arange(len(targets)), targets].tolist())
+        lane.close()
+        return Score(tuple(ids), tuple(logprobs))
+
+    def chat(
+        self,
+        system: str | Literal[False] | None = None,
+        *,
+        params: SamplingParams | None = None,
+        template: ChatTemplate | None = None,
+        drop_oldest: bool = False,
+        **options: Unpack[SamplingOptions],
+    ) -> ChatSession:
+        """Start a conversation; see ``ChatSession``.
+
+        ``system`` is the system prompt; ``None`` means the one that the chat template has by
+        itself, ``""`` an empty one, ``False`` none at all.
+        """
+        from smollm2.chat import ChatSession
+
+        return ChatSession(
+            self,
+            system,
+            params=SamplingParams.of(params, **options),
+            template=template,
+            drop_oldest=drop_oldest,
+        )
+
+    def close(self) -> None:
+        """Let go of the weights; closing again is fine, any other use is an ``InputError``."""
+        self._model = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def _context(self) -> int:
+        return self.config.max_position_embeddings

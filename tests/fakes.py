@@ -1,0 +1,110 @@
+"""Fakes: a model that says what it is told to, and a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smollm2.backends.kvcache import KVCache
+from smollm2.batch import Batch
+from smollm2.config import Config
+from smollm2.tokenizer import Tokenizer
+from tests.tiny import tiny_config
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def byte_alphabet() -> list[str]:
+    """The printable stand-ins for bytes 0 … 255 of GPT-2's byte-level BPE."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(256, 512))
+    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+
+
+def write_byte_tokenizer(folder: Path, chat_template: str | None = None) -> Path:
+    """tokenizer.json and tokenizer_config.json: three control tokens, 256 bytes, one merge."""
+    letters = byte_alphabet()
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *letters, "th"])}
+    byte_level = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    value = {
+        "version": "1.0",
+        "added_tokens": [
+            {
+                "id": i,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for i, token in enumerate(SPECIALS)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", **byte_level},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", **byte_level},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [["t", "h"]]},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(value), encoding="utf-8")
+    config: dict[str, Any] = {"bos_token": SPECIALS[1], "eos_token": SPECIALS[2]}
+    if chat_template is not None:
+        config["chat_template"] = chat_template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+def byte_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of ``write_byte_tokenizer``: byte b is id 3 + b."""
+    write_byte_tokenizer(folder)
+    return Tokenizer.from_folder(folder)
+
+
+class ScriptedModel:
+    """A model whose next token is looked up by position: ``script[position]`` comes there.
+
+    Positions that are not in the script get ``otherwise``. Records how many tokens each forward
+    pass had, and can fail at a chosen pass.
+    """
+
+    def __init__(
+        self, script: Mapping[int, int], *, otherwise: int = 2, config: Config | None = None
+    ) -> None:
+        self.config = config or tiny_config(vocab_size=260)
+        self.script = script
+        self.otherwise = otherwise
+        self.fed: list[int] = []
+        self.fail_at: int | None = None
+
+    def new_cache(self, rows: int = 1, capacity: int | None = None) -> KVCache:
+        limit = capacity or self.config.max_position_embeddings
+        return KVCache(layers=1, rows=rows, capacity=limit, heads=1, size=1)
+
+    def forward(self, batch: Batch, cache: KVCache | None = None) -> NDArray[np.float32]:
+        if self.fail_at is not None and len(self.fed) >= self.fail_at:
+            raise RuntimeError("scripted failure")
+        if cache is not None:
+            cache.prepare(batch)
+        logits = np.zeros((len(batch.wanted), self.config.vocab_size), dtype=np.float32)
+        for row, token in enumerate(batch.wanted):
+            following = int(batch.positions[token]) + 1
+            logits[row, self.script.get(following, self.otherwise)] = 10.0
+        if cache is not None:
+            cache.advance(batch)
+        self.fed.append(len(batch))
+        return logits
+
+
+def say(text: str, start: int, *, end: int | None = 2) -> dict[int, int]:
+    """A script that spells ``text`` in bytes from position ``start``, then token ``end``."""
+    ids = [3 + byte for byte in text.encode()]
+    if end is not None:
+        ids.append(end)
+    return {start + i: token for i, token in enumerate(ids)}

@@ -14,9 +14,7 @@ from smollm2.errors import FormatError
 from smollm2.formats.gguf import open_gguf
 from smollm2.formats.tensorfile import TensorFile
 
-U8, I32, F32, BOOL, STRING, ARRAY, U64 = 0, 5, 6, 7, 8, 9, 10
-U32 = 4
-NOTHING = b""
+U8, U32, I32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 5, 6, 7, 8, 9, 10
 
 
 def u32(value: int) -> bytes:
@@ -247,6 +245,10 @@ def test_each_fault_is_refused_by_name(tmp_path: Path, raw: bytes, message: str)
         packed(data=1000),
         packed([key("k" * 65535, ARRAY, array(STRING, 0))]),
         packed([key("k", ARRAY, array(F32, 0)), key("", STRING, text(""))]),
+        packed([key("k", ARRAY, array(BOOL, 0)), key("l", ARRAY, array(BOOL, 2, b"\0\1"))]),
+        packed([key("", U8, b"\1")], [], 0, alignment=1),
+        packed([key("k", ARRAY, array(STRING, 3, text("") * 3))], [], 0, alignment=1),
+        packed([key("k", ARRAY, array(STRING, 1, text("x")))], [], 0, alignment=1),
         packed([key("general.alignment", U32, u32(8))], alignment=8),
         packed([key("general.alignment", U64, u64(4096))], alignment=4096),
         of_tensor(name="n" * 64),

@@ -160,17 +160,18 @@ def _attention(
     """
     count, heads, size = query.shape
     shared, length, _ = keys.shape
-    by_head = query.reshape(count, shared, heads // shared, size).transpose(1, 2, 0, 3)
+    scaled = query * np.float32(size**-0.5)
+    by_head = scaled.reshape(count, shared, heads // shared, size).transpose(1, 2, 0, 3)
     scores = by_head.reshape(shared, -1, size) @ keys.swapaxes(1, 2)
-    scores *= np.float32(size**-0.5)
     if hidden is not None:
-        by_query = scores.reshape(shared, heads // shared, count, length)
-        np.copyto(by_query, np.float32(-np.inf), where=hidden)
+        view = scores.reshape(shared, heads // shared, count, length)
+        np.copyto(view, np.float32(-np.inf), where=hidden)
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    mixed = (scores @ values).reshape(shared, heads // shared, count, size)
-    return mixed.transpose(2, 0, 1, 3).reshape(count, heads, size)
+    mixed = scores @ values
+    mixed /= scores.sum(axis=-1, keepdims=True)
+    by_query = mixed.reshape(shared, heads // shared, count, size).transpose(2, 0, 1, 3)
+    return by_query.reshape(count, heads, size)
 
 
 class NumpyModel:

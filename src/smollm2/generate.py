@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 
 from smollm2 import registry
 from smollm2.backends import Model, get_backend
+from smollm2.chat import ChatSession
 from smollm2.checkpoint import Checkpoint, load_checkpoint
 from smollm2.config import Config
 from smollm2.errors import ContextLengthError, InputError, TokenizerError
@@ -19,11 +20,8 @@ from smollm2.results import Generation, Piece, Score
 from smollm2.sampling import SamplingOptions, SamplingParams, log_softmax
 from smollm2.stopping import stop_ids
 from smollm2.streaming import Request, Stream
-from smollm2.template import ChatTemplate
+from smollm2.template import ChatTemplate, System
 from smollm2.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from smollm2.chat import ChatSession
 
 DEFAULT_MAX_TOKENS = 256
 """Tokens generated where no ``max_tokens`` is given, or what is left of the context."""
@@ -204,9 +202,7 @@ class SmolLM2:
             raise InputError("the prompt is empty: it needs at least one token")
         for i in ids:
             if not 0 <= i < self.config.vocab_size:
-                raise InputError(
-                    f"token id {i} is not in a vocabulary of {self.config.vocab_size}"
-                )
+                raise InputError(f"token id {i} is not in a vocabulary of {self.config.vocab_size}")
         return ids
 
     def score(self, text: Prompt, *, allow_special: bool = False) -> Score:
@@ -228,7 +224,7 @@ class SmolLM2:
 
     def chat(
         self,
-        system: str | Literal[False] | None = None,
+        system: System = None,
         *,
         params: SamplingParams | None = None,
         template: ChatTemplate | None = None,
@@ -240,8 +236,6 @@ class SmolLM2:
         ``system`` is the system prompt; ``None`` means the one that the chat template has by
         itself, ``""`` an empty one, ``False`` none at all.
         """
-        from smollm2.chat import ChatSession
-
         return ChatSession(
             self,
             system,

@@ -43,8 +43,11 @@ class Stream(Iterator[Piece]):
         cancel: Callable[[], bool] | None = None,
         on_finish: Callable[[Generation | None], object] = lambda _: None,
     ) -> None:
-        """``on_finish`` gets the result before the last piece is given out, or None where the
-        request failed."""
+        """See ``SmolLM2.stream``.
+
+        ``on_finish`` gets the result before the last piece is given out, or None where the
+        request failed.
+        """
         self.request = request
         self._lane = lane
         self._tokenizer = tokenizer
@@ -205,8 +208,10 @@ class _Text:
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         self._decoder: StreamDecoder | None = None
+        self._vocabulary = 0  # an embedding may have more rows than the tokenizer has tokens
         if tokenizer is not None:
             self._decoder = tokenizer.stream_decoder(skip_special=True)
+            self._vocabulary = tokenizer.vocab_size
         self._stop_ids = request.stop_ids
         self._stops = StopStrings(request.params.stop)
 
@@ -216,7 +221,7 @@ class _Text:
         return self._stops.matched
 
     def push(self, token: int) -> str:
-        if self._decoder is None or token in self._stop_ids:
+        if self._decoder is None or token in self._stop_ids or token >= self._vocabulary:
             return ""
         return self._stops.push(self._decoder.push(token))
 

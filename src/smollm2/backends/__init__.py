@@ -74,9 +74,7 @@ class Model(Protocol):
 class Backend(Protocol):
     """A way to run the model."""
 
-    def load(
-        self, config: Config, weights: Weights[Any], *, threads: int | None = None
-    ) -> Model:
+    def load(self, config: Config, weights: Weights[Any], *, threads: int | None = None) -> Model:
         """Convert the weights to what this backend computes with."""
 
 

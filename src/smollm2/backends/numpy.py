@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,11 @@ QUERY_CHUNK = 128
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Queries that attend together: their tokens, how many keys the last of them sees, and
-    which of those each does not see, [n, visible] (None: all see all)."""
+    """Queries that attend together.
+
+    ``tokens`` [n]; the last of them sees ``visible`` keys; ``hidden`` [n, visible] marks those
+    that each does not see (None: all see all).
+    """
 
     tokens: NDArray[np.int64]
     visible: int
@@ -73,8 +77,10 @@ class NumpyOps:
 
     def rms_norm(self, x: Floats, weight: Floats) -> Floats:
         """Root-mean-square norm over the last axis."""
-        mean = np.einsum("tc,tc->t", x, x)[:, None] / np.float32(x.shape[-1])
-        return x / np.sqrt(mean + np.float32(self.config.rms_norm_eps)) * weight
+        squares: Floats = np.einsum("tc,tc->t", x, x)[:, None]
+        mean = squares / np.float32(x.shape[-1])
+        scale: Floats = 1 / np.sqrt(mean + np.float32(self.config.rms_norm_eps))
+        return x * scale * weight
 
     def linear(self, x: Floats, weight: Floats) -> Floats:
         """Matrix product with a weight [out, in]."""
@@ -93,13 +99,9 @@ class NumpyOps:
         """Rotary embedding in the half-split form: halves (a, b) of a head rotate as pairs."""
         half = x.shape[-1] // 2
         a, b = x[..., :half], x[..., half:]
-        return np.concatenate(
-            [a * plan.cos - b * plan.sin, b * plan.cos + a * plan.sin], axis=-1
-        )
+        return np.concatenate([a * plan.cos - b * plan.sin, b * plan.cos + a * plan.sin], axis=-1)
 
-    def attend(
-        self, query: Floats, key: Floats, value: Floats, layer: int, plan: Plan
-    ) -> Floats:
+    def attend(self, query: Floats, key: Floats, value: Floats, layer: int, plan: Plan) -> Floats:
         """Causal attention of each group over its stored (or own) keys and values."""
         if plan.cache is not None:
             plan.cache.write(layer, plan.batch.slots, key, value)
@@ -160,15 +162,15 @@ def _attention(
     """
     count, heads, size = query.shape
     shared, length, _ = keys.shape
-    scaled = query * np.float32(size**-0.5)
+    scaled: Floats = query * np.float32(1 / sqrt(size))
     by_head = scaled.reshape(count, shared, heads // shared, size).transpose(1, 2, 0, 3)
-    scores = by_head.reshape(shared, -1, size) @ keys.swapaxes(1, 2)
+    scores: Floats = by_head.reshape(shared, -1, size) @ keys.swapaxes(1, 2)
     if hidden is not None:
         view = scores.reshape(shared, heads // shared, count, length)
         np.copyto(view, np.float32(-np.inf), where=hidden)
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
-    mixed = scores @ values
+    mixed: Floats = scores @ values
     mixed /= scores.sum(axis=-1, keepdims=True)
     by_query = mixed.reshape(shared, heads // shared, count, size).transpose(2, 0, 1, 3)
     return by_query.reshape(count, heads, size)

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from smollm2.registry.download import sha256_of
 from smollm2.errors import DownloadError, FormatError, InputError
 from smollm2.files import read_json, write_json
+from smollm2.registry.download import sha256_of
 from smollm2.registry.progress import Progress
 
 Origin = Literal["hub", "pypi"]

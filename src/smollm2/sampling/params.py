@@ -14,8 +14,8 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from smollm2.sampling.draw import SEED_LIMIT
 from smollm2.errors import InputError
+from smollm2.sampling.draw import SEED_LIMIT
 
 GENERATED_SEED_LIMIT = 2**31 - 1
 """Seeds that nobody gave are 0 <= seed < 2**31 - 1: every client can hold and repeat them."""
@@ -54,7 +54,7 @@ class SamplingParams:
 
     - ``max_tokens``: tokens of the output; 0 only reads the prompt, None leaves it to the caller
     - ``temperature``: 0 is greedy
-    - ``top_k`` (0: all), ``top_p`` (1: all), ``min_p`` (0: all): see ``smollm2.sampling.processors.keep``
+    - ``top_k`` (0: all), ``top_p`` (1: all), ``min_p`` (0: all): see ``processors.cutoff``
     - ``repetition_penalty``: 1 changes nothing; applied once per distinct token, or to the power
       of its occurrences with ``repetition_counts``
     - ``presence_penalty``, ``frequency_penalty``: -2 to 2, subtracted once, and per occurrence

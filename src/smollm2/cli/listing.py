@@ -1,0 +1,39 @@
+"""``smollm2 list``: the models that are here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from smollm2.cli import options
+from smollm2.cli.loading import size_text
+from smollm2.cli.terminal import Terminal
+
+
+def list_(
+    json: options.Json = False,
+    no_color: options.NoColor = False,
+    debug: options.Debug = False,
+) -> None:
+    """List the models that are here.
+
+    A table on a terminal, lines split by tabs in a pipe.
+
+    Example: smollm2 list
+    """
+    terminal = Terminal(no_color=no_color)
+    from smollm2.registry import list_models
+
+    models = list_models()
+    if json:
+        terminal.json([{**asdict(model), "path": str(model.path)} for model in models])
+        return
+    if not models:
+        terminal.note(f"no models yet: try smollm2 pull {options.DEFAULT_MODEL}")
+        return
+    terminal.table(
+        ("NAME", "SIZE", "SOURCE", "PATH"),
+        [(model.name, size_text(model.nbytes), model.source, model.path) for model in models],
+    )
+    for model in models:
+        if model.problem:
+            terminal.note(f"{model.name} cannot be used: {model.problem}")

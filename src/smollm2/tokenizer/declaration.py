@@ -1,0 +1,240 @@
+"""What a tokenizer.json declares: made from GGUF metadata, checked, and built with the library.
+
+The layout is that of the ``tokenizers`` library (https://github.com/huggingface/tokenizers); the
+GGUF keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smollm2.errors import TokenizerError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+_DIGITS = {"type": "Digits", "individual_digits": True}
+
+GGUF_PRE_TOKENIZERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS, _BYTE_LEVEL]},
+        "gpt-2": _BYTE_LEVEL,
+        "default": _BYTE_LEVEL,
+    }
+)
+"""``tokenizer.ggml.pre`` → what tokenizer.json says for the same split."""
+
+_CONTROL, _USER_DEFINED = 3, 4  # GGUF token types that are matched before the text is split
+
+_MODEL_OPTIONS = (
+    "unk_token",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+    "fuse_unk",
+    "byte_fallback",
+    "ignore_merges",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """The same tokenizer twice over one vocabulary of ids below ``vocab_size``.
+
+    ``plain`` encodes the text of special tokens like any other text, ``parsing`` makes them their
+    ids. There are two because the library keeps the choice as a setting of the object, and a
+    setting that changes between calls is not safe with threads.
+    """
+
+    plain: tokenizers.Tokenizer
+    parsing: tokenizers.Tokenizer
+    vocab_size: int
+
+
+def declared_by_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the tokenizer.json of the ``tokenizer.ggml.*`` metadata of a GGUF file.
+
+    Raises ``TokenizerError`` for a tokenizer that is not byte-level BPE, and for a pre-tokenizer
+    that is not known: another split gives other ids, and the text only gets a little worse.
+    """
+    model = metadata.get("tokenizer.ggml.model")
+    if model != "gpt2":
+        raise TokenizerError(f"tokenizer.ggml.model is {model!r}: only 'gpt2' is supported")
+    pre = metadata.get("tokenizer.ggml.pre")
+    if not isinstance(pre, str) or pre not in GGUF_PRE_TOKENIZERS:
+        known = ", ".join(GGUF_PRE_TOKENIZERS)
+        raise TokenizerError(f"tokenizer.ggml.pre is {pre!r}: supported are {known}")
+    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    vocab = {token: index for index, token in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        twice = next(token for index, token in enumerate(tokens) if vocab[token] != index)
+        raise TokenizerError(f"tokenizer.ggml.tokens lists {twice!r} twice")
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            _added(tokens[index], index, special=kind == _CONTROL)
+            for index, kind in enumerate(_token_types(metadata, len(tokens)))
+            if kind in (_CONTROL, _USER_DEFINED)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": GGUF_PRE_TOKENIZERS[pre],
+        "decoder": _BYTE_LEVEL,
+        "model": {
+            "type": "BPE",
+            "vocab": vocab,
+            "merges": _strings(metadata, "tokenizer.ggml.merges"),
+        },
+    }
+
+
+def build(declaration: Mapping[str, Any], source: str) -> Libraries:
+    """Build the tokenizer that ``declaration`` describes; ``source`` names it in errors.
+
+    Truncation, padding and the post-processor are not taken over: they belong to training, and
+    nothing is ever cut from a text or added to it here. Raises ``TokenizerError``.
+    """
+    from tokenizers import Tokenizer, models
+
+    model = _checked_model(declaration, source)
+    merges = _pairs(model["merges"], source)
+    added = _added_tokens(declaration, source)
+    parts = {name: declaration.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")}
+    empty = {"type": "BPE", "vocab": {}, "merges": []}
+    options = {name: model[name] for name in _MODEL_OPTIONS if model.get(name) is not None}
+    try:
+        frame = Tokenizer.from_str(json.dumps({"version": "1.0", **parts, "model": empty}))
+        bpe = models.BPE(vocab=model["vocab"], merges=merges, **options)
+    except Exception as error:  # the library has no narrower class
+        raise TokenizerError(f"{source}: {error}") from None
+    return Libraries(
+        plain=_assemble(frame, bpe, added, source, encode_special=True),
+        parsing=_assemble(frame, bpe, added, source, encode_special=False),
+        vocab_size=max(*model["vocab"].values(), *added) + 1,
+    )
+
+
+def _assemble(
+    frame: tokenizers.Tokenizer,
+    model: tokenizers.models.Model,
+    added: Mapping[int, tokenizers.AddedToken],
+    source: str,
+    *,
+    encode_special: bool,
+) -> tokenizers.Tokenizer:
+    """Make one tokenizer around a shared model, with the pieces of ``frame``."""
+    from tokenizers import Tokenizer
+
+    library = Tokenizer(model)
+    if frame.normalizer is not None:
+        library.normalizer = frame.normalizer
+    if frame.pre_tokenizer is not None:
+        library.pre_tokenizer = frame.pre_tokenizer
+    library.decoder = frame.decoder
+    library.add_tokens(list(added.values()))
+    library.encode_special_tokens = encode_special
+    for token_id, token in added.items():
+        got = library.token_to_id(token.content)
+        if got != token_id:
+            raise TokenizerError(
+                f"{source}: added token {token.content!r} has id {token_id}, but its place in "
+                f"the vocabulary is {got}"
+            )
+    return library
+
+
+def _checked_model(declaration: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    decoder = declaration.get("decoder")
+    kind = decoder.get("type") if isinstance(decoder, Mapping) else decoder
+    if kind != "ByteLevel":
+        raise TokenizerError(f"{source}: decoder is {kind!r}: only 'ByteLevel' is supported")
+    model = declaration.get("model")
+    if not isinstance(model, Mapping) or model.get("type", "BPE") != "BPE":
+        kind = model.get("type") if isinstance(model, Mapping) else model
+        raise TokenizerError(f"{source}: model is {kind!r}: only 'BPE' is supported")
+    if model.get("dropout"):
+        raise TokenizerError(
+            f"{source}: model.dropout is {model['dropout']}, which makes ids random: set it to null"
+        )
+    vocab = model.get("vocab")
+    if not isinstance(vocab, Mapping) or not vocab:
+        raise TokenizerError(f"{source}: model.vocab is missing or empty")
+    if not all(type(token_id) is int and token_id >= 0 for token_id in vocab.values()):
+        raise TokenizerError(f"{source}: model.vocab has an id that is not a whole number")
+    if len(set(vocab.values())) != len(vocab):
+        raise TokenizerError(f"{source}: model.vocab gives two tokens the same id")
+    if not isinstance(model.get("merges"), list) or not model["merges"]:
+        raise TokenizerError(
+            f"{source}: model.merges is missing or empty, so every text would be split into bytes"
+        )
+    return model
+
+
+def _pairs(merges: list[Any], source: str) -> list[tuple[str, str]]:
+    """Read merges in either style: ``["a", "b"]`` (since tokenizers 0.20) or ``"a b"``."""
+    pairs = []
+    for rank, merge in enumerate(merges):
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(pair, list) or [type(part) for part in pair] != [str, str]:
+            raise TokenizerError(f"{source}: merge {rank} is not a pair: {merge!r:.80}")
+        pairs.append((pair[0], pair[1]))
+    return pairs
+
+
+def _added_tokens(declaration: Mapping[str, Any], source: str) -> dict[int, tokenizers.AddedToken]:
+    from tokenizers import AddedToken
+
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    added: dict[int, tokenizers.AddedToken] = {}
+    for place, entry in enumerate(declaration.get("added_tokens") or []):
+        try:
+            content, token_id = entry["content"], entry["id"]
+            chosen = {flag: bool(entry[flag]) for flag in flags if flag in entry}
+            token = AddedToken(content, **chosen)
+        except (KeyError, TypeError, ValueError):
+            raise TokenizerError(
+                f"{source}: added_tokens[{place}] needs a text as content and an id"
+            ) from None
+        if not content or type(token_id) is not int:
+            raise TokenizerError(f"{source}: added_tokens[{place}] has no usable content or id")
+        if token_id in added:
+            raise TokenizerError(f"{source}: two added tokens have the id {token_id}")
+        added[token_id] = token
+    return added
+
+
+def _added(content: str, token_id: int, *, special: bool) -> dict[str, Any]:
+    return {
+        "id": token_id,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": special,
+    }
+
+
+def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+    value = metadata.get(key)
+    if not isinstance(value, list) or not value or not all(isinstance(x, str) for x in value):
+        raise TokenizerError(f"{key} is missing or not a list of strings")
+    return value
+
+
+def _token_types(metadata: Mapping[str, Any], count: int) -> list[int]:
+    key = "tokenizer.ggml.token_type"
+    types = np.asarray(metadata.get(key))
+    if types.dtype.kind not in "iu" or types.shape != (count,):
+        raise TokenizerError(f"{key} is missing or does not have one number for each token")
+    return [int(kind) for kind in types]

@@ -1,0 +1,132 @@
+"""What the tests of the command line share: a tiny model on disk, processes, a terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pexpect
+import pyte
+
+from smollm2.template import SMOLLM2_TEMPLATE
+from tests.fakes import write_byte_tokenizer
+from tests.tiny import random_weights, tiny_config, write_hf
+
+COMMAND = [sys.executable, "-c", "import sys; from smollm2.cli import main; sys.exit(main())"]
+REPOSITORY = Path(__file__).parents[1]
+FIRST_LETTER, LAST_LETTER = 3 + 64, 3 + 90  # ids of A … Z in a tokenizer of bytes
+
+
+def write_model(folder: Path, **changes: Any) -> Path:
+    """A random model that writes capital letters only, and never stops by itself."""
+    config = tiny_config(**{"vocab_size": 260, **changes})
+    weights = random_weights(config, seed=3)
+    embedding = weights.token_embedding
+    others = np.ones(len(embedding), dtype=bool)
+    others[FIRST_LETTER:LAST_LETTER] = False
+    embedding[others] *= 0.01
+    write_byte_tokenizer(folder, SMOLLM2_TEMPLATE)
+    return write_hf(folder, config, weights)
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """The environment without what changes the command line's ways, and with ``changes``."""
+    removed = ("NO_COLOR", "FORCE_COLOR", "SMOLLM2_DEBUG", "SMOLLM2_OFFLINE", "HF_HUB_OFFLINE")
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
+    return {**kept, "TERM": "xterm-256color", **changes}
+
+
+def run_cli(
+    *arguments: str | Path, stdin: str | bytes = b"", **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command with its three streams in pipes."""
+    sent = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=sent,
+        capture_output=True,
+        timeout=60,
+        cwd=REPOSITORY,
+        env=environment(**env),
+        check=False,
+    )
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+class Screen:
+    """A command in a terminal of 100 columns and 30 rows, and what a person sees there."""
+
+    def __init__(
+        self, *arguments: str | Path, command: Sequence[str] = COMMAND, **env: str
+    ) -> None:
+        self.raw = ""
+        self._screen = pyte.Screen(100, 30)
+        self._stream = pyte.Stream(self._screen)
+        self._child = pexpect.spawn(
+            command[0],
+            [*command[1:], *map(str, arguments)],
+            dimensions=(30, 100),
+            encoding="utf-8",
+            cwd=REPOSITORY,
+            env=environment(**env),
+            timeout=30,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.close(force=True)
+
+    @classmethod
+    def of_shell(cls, line: str) -> Self:
+        return cls(line, command=["/bin/sh", "-c"])
+
+    @property
+    def lines(self) -> list[str]:
+        """The rows that are not empty."""
+        return [line.rstrip() for line in self._screen.display if line.strip()]
+
+    def type(self, text: str) -> None:
+        self._child.send(text)
+
+    def interrupt(self) -> None:
+        self._child.sendintr()
+
+    def end_input(self) -> None:
+        self._child.sendeof()
+
+    def wait_for(self, seen: Callable[[], bool], seconds: float = 30.0) -> None:
+        """Read until the screen is as wanted."""
+        end = time.monotonic() + seconds
+        while not seen():
+            if time.monotonic() > end:
+                raise AssertionError("not seen on:\n" + "\n".join(self.lines))
+            if not self._read():
+                assert seen(), "ended with:\n" + "\n".join(self.lines)
+
+    def exit_code(self) -> int | None:
+        """Read to the end; the exit code, None where a signal ended it."""
+        while self._read():
+            pass
+        self._child.close()
+        return self._child.exitstatus
+
+    def _read(self) -> bool:
+        try:
+            text = self._child.read_nonblocking(4096, timeout=0.2)
+        except pexpect.TIMEOUT:
+            return True
+        except pexpect.EOF:
+            return False
+        self.raw += text
+        self._stream.feed(text)
+        return True

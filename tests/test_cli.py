@@ -1,0 +1,230 @@
+"""The command line: what `run` writes where, help, versions, and what is imported for it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from smollm2 import __version__, load
+from smollm2.cli import main
+from smollm2.cli.options import unescape
+from smollm2.results import Generation
+from smollm2.streaming import Stream
+from tests.cli_session import COMMAND, environment, run_cli, write_model
+
+HEAVY = {"torch", "jax", "huggingface_hub", "jinja2", "transformers"}
+COMMANDS = ("run", "chat", "pull", "list", "show", "tokenize", "verify")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("cli") / "model")
+
+
+@pytest.fixture(autouse=True)
+def no_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+
+
+def test_run_writes_the_text_of_the_library(model: Path, capsys: pytest.CaptureFixture) -> None:
+    """cases: W16 (feature 33): the same text from `run` and from `generate`"""
+    options = ["-t", "0.8", "-s", "7", "-r", "1.1", "--top-p", "0.9", "--top-k", "20"]
+    assert main(["run", "-m", str(model), "-p", "Ab", "-n", "12", *options]) == 0
+    with load(model) as loaded:
+        expected = loaded.generate(
+            "Ab",
+            max_tokens=12,
+            temperature=0.8,
+            seed=7,
+            repetition_penalty=1.1,
+            top_p=0.9,
+            top_k=20,
+        )
+    out, err = capsys.readouterr()
+    assert out == expected.text + "\n"
+    assert len(err.splitlines()) == 1
+    assert "generated 12 tokens" in err
+    assert err.endswith("seed 7 · length\n")
+
+
+def test_json_is_one_object_and_all_of_it(model: Path, capsys: pytest.CaptureFixture) -> None:
+    command = ["run", "-m", str(model), "-p", "Ab", "-n", "5", "-s", "3", "--json"]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    value = json.loads(out)
+    assert out.count("\n") == 1
+    assert err == ""
+    assert len(value["token_ids"]) == 5
+    assert bytes(i - 3 for i in value["token_ids"]).decode() == value["text"]
+    assert (value["model"], value["prompt"], value["seed"]) == (str(model), "Ab", 3)
+    assert (value["finish_reason"], value["stopped_by"]) == ("length", None)
+    assert value["stats"]["prompt_tokens"] == 2
+    assert value["stats"]["generated_tokens"] == 5
+
+
+@pytest.mark.parametrize(("option", "start"), [("--echo", "Ab"), ("--no-echo", "")])
+def test_echo(model: Path, capsys: pytest.CaptureFixture, option: str, start: str) -> None:
+    """cases: feature 36"""
+    main(["run", "-m", str(model), "-p", "Ab", "-n", "3", "--no-echo"])
+    text = capsys.readouterr().out
+    assert main(["run", "-m", str(model), "-p", "Ab", "-n", "3", option]) == 0
+    assert capsys.readouterr().out == start + text
+
+
+@pytest.mark.parametrize("arguments", [[], ["-p", "-"]])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_the_prompt_may_come_through_a_pipe(
+    model: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    end: str,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("two\nlines" + end, newline=""))
+    assert main(["run", "-m", str(model), "-n", "1", "--json", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "two\nlines"
+
+
+def test_stop_strings_know_escapes(model: Path, capsys: pytest.CaptureFixture) -> None:
+    main(["run", "-m", str(model), "-p", "Ab", "-n", "20", "--json"])
+    text = json.loads(capsys.readouterr().out)["text"]
+    stop = text[5:7]
+    command = ["run", "-m", str(model), "-p", "Ab", "-n", "20", "--json"]
+    assert main([*command, "--stop", r"no\n", "--stop", stop]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert (value["finish_reason"], value["stopped_by"]) == ("stop", stop)
+    assert value["text"] == text[: text.index(stop)]
+    assert unescape(r"a\nb\t\\n\x") == "a\nb\t\\n\\x"
+
+
+def test_a_closed_pipe_ends_quietly(model: Path) -> None:
+    command = [*COMMAND, "run", "-m", str(model), "-p", "Ab", "-n", "250"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert len(process.stdout.read(5)) == 5
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(30) == 0
+
+
+def test_ctrl_c_ends_json_whole(
+    model: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(stream: Stream) -> Generation:
+        next(stream)
+        os.kill(os.getpid(), signal.SIGINT)
+        return finish(stream)
+
+    finish = Stream.finish
+    monkeypatch.setattr(Stream, "finish", interrupted)
+    assert main(["run", "-m", str(model), "-p", "Ab", "--json"]) == 130
+    value = json.loads(capsys.readouterr().out)
+    assert (value["finish_reason"], len(value["token_ids"])) == ("cancelled", 1)
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_ctrl_c_while_a_model_is_loaded(
+    command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("smollm2.generate.load", interrupted)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Ab"))
+    assert main([command]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_one_line(model: Path) -> None:
+    command = [*COMMAND, "run", "-m", str(model), "-p", "Ab", "-n", "2"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, env=environment(), check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"error: No space left on device\n"
+
+
+def test_a_stream_that_cannot_show_a_character_gets_another(model: Path) -> None:
+    done = run_cli("run", "-m", model, "-p", "ö", "-n", "2", "--echo", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout[0]) == (0, "?")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_lists_the_commands(arguments: list[str], capsys: pytest.CaptureFixture) -> None:
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    listed = [line.split()[0] for line in out.partition("Commands:\n")[2].splitlines()]
+    assert listed == list(COMMANDS)
+    assert "..." not in out.partition("Commands:\n")[2]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture) -> None:
+    """An example, at most 15 options, and no line that a terminal of 80 columns would break."""
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"Example: smollm2 {command}" in out
+    options = [line for line in out.splitlines() if line.startswith("  -") and "--help" not in line]
+    assert 1 <= len(options) <= 15
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
+
+
+def test_version(capsys: pytest.CaptureFixture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"smollm2 {__version__}\n"
+
+
+def loaded_by(*arguments: str | Path) -> set[str]:
+    """Which of the heavy packages a command imports."""
+    code = (
+        "import sys; from smollm2.cli import main; code = main(sys.argv[1:]);"
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
+    return set(done.stderr.split("\n")[-2].split())
+
+
+def test_what_is_imported(model: Path) -> None:
+    """cases: P5"""
+    helped = loaded_by("--help")
+    assert not helped & (HEAVY | {"numpy", "tokenizers", "rich"})
+    assert not loaded_by("run", "-m", model, "-p", "Ab", "-n", "1") & (HEAVY | {"rich"})
+
+
+def test_help_is_quick() -> None:
+    """cases: P5; the best of three, since other processes take their share of the machine"""
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run([*COMMAND, "--help"], stdout=subprocess.DEVNULL, check=True)
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.3
+
+
+@pytest.mark.weights
+def test_the_readme_command(real_gguf: Path, capsys: pytest.CaptureFixture) -> None:
+    """cases: feature 33"""
+    prompt = "The capital of France is"
+    assert main(["run", "-m", str(real_gguf), "-p", prompt, "-n", "2"]) == 0
+    assert capsys.readouterr().out == " Paris.\n"

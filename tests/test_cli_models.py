@@ -1,0 +1,209 @@
+"""`pull`, `list`, `verify`, `show` and `tokenize`: for people, for pipes and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smollm2 import Tokenizer
+from smollm2.cli import main
+from smollm2.cli.loading import size_text
+from smollm2.template import SMOLLM2_TEMPLATE
+from tests.cli_session import Screen, write_model
+from tests.fakehub import NEEDED, FakeHub, fake_hub
+from tests.fakes import write_byte_tokenizer
+from tests.tiny import random_weights, tiny_config, write_gguf
+
+NAME = "smollm2-135m-instruct"
+FILES = [*NEEDED]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("cli") / "model")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty store."""
+    monkeypatch.setenv("SMOLLM2_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    for key in ("SMOLLM2_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
+        monkeypatch.delenv(key, raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with fake_hub() as fake:
+        monkeypatch.setenv("HF_ENDPOINT", fake.endpoint)
+        yield fake
+
+
+def fetched(err: str) -> list[str]:
+    return [line.split()[1] for line in err.splitlines() if line.startswith("fetching ")]
+
+
+def test_pull_in_a_pipe(hub: FakeHub, home: Path, capsys: Capture) -> None:
+    """cases: feature 49: plain lines on stderr, the path on stdout; once is enough"""
+    for options, names in ([], FILES), ([], []), (["--force"], FILES):
+        assert main(["pull", NAME, *options]) == 0
+        out, err = capsys.readouterr()
+        path = Path(out.rstrip("\n"))
+        assert path.is_relative_to(home)
+        assert sorted(fetched(err)) == sorted(names)
+        assert err.splitlines()[-1] == f"{NAME} is here: 1.0 MB from hub"
+    assert (path / "model.safetensors").read_bytes() == NEEDED["model.safetensors"]
+
+
+def test_a_broken_connection_is_one_line_still(hub: FakeHub, capsys: Capture) -> None:
+    hub.cut["model.safetensors"] = 1
+    assert main(["pull", NAME]) == 0
+    assert sorted(fetched(capsys.readouterr().err)) == sorted(FILES)
+
+
+def test_pull_in_a_terminal(hub: FakeHub, home: Path) -> None:
+    hub.cut["model.safetensors"] = 1
+    with Screen("pull", NAME) as screen:
+        assert screen.exit_code() == 0
+        *bars, said, path = screen.lines
+    assert [bar.split()[0] for bar in bars] == FILES
+    assert all("━" * 10 in bar for bar in bars)
+    assert "1.0/1.0 MB" in bars[-1]
+    assert said == f"{NAME} is here: 1.0 MB from hub"
+    assert str(home) in path
+    with Screen("pull", NAME, "--force", NO_COLOR="1") as screen:
+        assert screen.exit_code() == 0
+        assert "\x1b" not in screen.raw
+
+
+def test_list(hub: FakeHub, capsys: Capture) -> None:
+    assert main(["list"]) == 0
+    assert capsys.readouterr() == ("", f"no models yet: try smollm2 pull {NAME}\n")
+    main(["pull", NAME])
+    path = Path(capsys.readouterr().out.rstrip("\n"))
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out == f"{NAME}\t1.0 MB\thub\t{path}\n"
+    assert main(["list", "--json"]) == 0
+    (described,) = json.loads(capsys.readouterr().out)
+    assert described["name"] == NAME
+    assert described["path"] == str(path)
+    assert described["nbytes"] == sum(map(len, NEEDED.values()))
+    with Screen("list") as screen:
+        assert screen.exit_code() == 0
+        assert screen.lines[0].split() == ["NAME", "SIZE", "SOURCE", "PATH"]
+        assert screen.lines[1].index("1.0 MB") == screen.lines[0].index("SIZE")
+    (path / "config.json").unlink()
+    assert main(["list"]) == 0
+    assert f"{NAME} cannot be used: " in capsys.readouterr().err
+
+
+def test_verify(hub: FakeHub, capsys: Capture) -> None:
+    main(["pull", NAME])
+    path = Path(capsys.readouterr().out.rstrip("\n"))
+    assert main(["verify", NAME]) == 0
+    out, err = capsys.readouterr()
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert sorted((row[0], row[1]) for row in rows) == sorted(("ok", name) for name in FILES)
+    assert err == ""
+    (path / "config.json").write_bytes(b"{'model_type': 'llama'}")
+    assert main(["verify", NAME, "--json"]) == 1
+    out, err = capsys.readouterr()
+    bad = [Path(check["path"]).name for check in json.loads(out) if not check["ok"]]
+    assert bad == ["config.json"]
+    assert err == (
+        f"error: 1 of {len(FILES)} files of {NAME} are damaged: "
+        f"smollm2 pull --force {NAME} fetches them again\n"
+    )
+
+
+def test_show(model: Path, capsys: Capture) -> None:
+    assert main(["show", str(model)]) == 0
+    facts = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    config = tiny_config(vocab_size=260)
+    assert facts["parameters"] == f"{config.parameter_count:,}"
+    assert facts["bits per weight"] == "32.00 (F32 32.00)"
+    assert facts["context length"] == "256 tokens"
+    assert facts["heads"] == "4 query, 2 kv, 16 wide"
+    assert facts["stop ids"] == "0 <|endoftext|>, 2 <|im_end|>"
+    assert main(["show", str(model), "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["parameters"] == config.parameter_count
+    assert value["config"]["hidden_size"] == 64
+    assert value["size_on_disk"] == sum(file.stat().st_size for file in model.iterdir())
+    assert value["tokenizer"]["special_tokens"]["<|im_end|>"] == 2
+    assert (value["stop_ids"], value["has_template"]) == ([0, 2], True)
+
+
+def test_show_tensors_and_template(model: Path, capsys: Capture) -> None:
+    assert main(["show", str(model), "--tensors"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == list(tiny_config().shapes)
+    assert rows[0][1:] == ["F32", "260x64", str(260 * 64 * 4)]
+    assert main(["show", str(model), "--tensors", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == len(rows)
+    assert main(["show", str(model), "--template"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == SMOLLM2_TEMPLATE.rstrip("\n")
+
+
+def test_bits_of_a_quantized_model(tmp_path: Path, capsys: Capture) -> None:
+    """The real size: 4.5 bits of a Q4_0 matrix, the norms and all in the mean."""
+    config = tiny_config(vocab_size=260)
+    tokenizer = write_byte_tokenizer(tmp_path / "tokenizer")
+    weights = random_weights(config)
+    path = write_gguf(tmp_path / "q4.gguf", config, weights, "Q4_0", tokenizer=tokenizer)
+    assert main(["show", str(path), "--json"]) == 0
+    bits = json.loads(capsys.readouterr().out)["bits_per_weight"]
+    norms = sum(array.size for _, array in weights.items() if array.ndim == 1)
+    share = norms / config.parameter_count
+    assert (bits["Q4_0"], bits["F32"]) == (4.5, 32)
+    assert np.isclose(bits["all"], 4.5 * (1 - share) + 32 * share)
+
+
+def test_a_checkpoint_of_weights_alone(tmp_path: Path, capsys: Capture) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    assert main(["show", str(folder)]) == 0
+    assert "tokenizer\tnone" in capsys.readouterr().out
+    assert main(["show", str(folder), "--template"]) == 1
+    assert "no chat template" in capsys.readouterr().err
+    assert main(["tokenize", "-m", str(folder), "Ab"]) == 1
+    assert "no tokenizer.json" in capsys.readouterr().err
+
+
+def test_tokenize(model: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.from_folder(model)
+    text = 'thö\n"<|im_end|>'
+    ids = tokenizer.encode(text)
+    assert main(["tokenize", "-m", str(model), text]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [int(row[0]) for row in rows] == ids
+    assert [row[1] for row in rows[:5]] == ['"th"', r'"\xc3"', r'"\xb6"', r'"\n"', r'"\""']
+    assert main(["tokenize", "-m", str(model), text, "--ids"]) == 0
+    assert capsys.readouterr().out == " ".join(map(str, ids)) + "\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    assert main(["tokenize", "-m", str(model), "--json", "--allow-special"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["token_ids"] == tokenizer.encode(text, allow_special=True)
+    assert value["pieces"][-1] == "<|im_end|>"
+    assert value["roundtrips"] is True
+
+
+@pytest.mark.weights
+def test_a_text_that_does_not_come_back(real_gguf: Path, capsys: Capture) -> None:
+    """The vocabulary of SmolLM2 lacks some bytes."""
+    assert main(["tokenize", "-m", str(real_gguf), "a\x04b", "--ids"]) == 0
+    assert "does not come back" in capsys.readouterr().err
+
+
+def test_sizes_are_decimal() -> None:
+    sizes = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 98_362_432: "98.4 MB", 3_400_000_000: "3.4 GB"}
+    assert {nbytes: size_text(nbytes) for nbytes in sizes} == sizes
+    assert size_text(999_999) == "1.0 MB"

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from smollm2 import registry
 from smollm2.errors import InputError, ModelNotFoundError, OfflineError, SmolLM2Error
-from smollm2.registry import MODELS, home, pull, resolve, store, verify
+from smollm2.registry import MODELS, home, models, pull, resolve, store, verify
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +110,7 @@ def test_resolve_refuses_them_as_well(name: str, tmp_path: Path) -> None:
 def test_any_text_stays_in_the_store_or_is_refused(name: str) -> None:
     """cases: X7"""
     try:
-        source = registry._source_of(name)
+        source = models._source_of(name)
     except SmolLM2Error:
         return
     for origin in store.ORIGINS:
@@ -133,7 +132,7 @@ def test_any_text_stays_in_the_store_or_is_refused(name: str) -> None:
 )
 def test_names_of_a_hub(name: str, repo: str, revision: str) -> None:
     """feature 102"""
-    source = registry._source_of(name)
+    source = models._source_of(name)
     assert (source.name, source.repo, source.revision) == (name, repo, revision)
     assert source.wheel is None
     with pytest.raises(OfflineError, match=re.escape(name)):

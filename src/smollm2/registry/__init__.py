@@ -1,7 +1,7 @@
 """The registry: names of models, where each comes from, and the local store they are pulled to."""
 
 from smollm2.registry.models import MODELS, ModelSource, PulledModel, pull, resolve, verify
-from smollm2.registry.progress import Progress
+from smollm2.registry.progress import Progress, SilentProgress
 from smollm2.registry.store import FileCheck, LocalModel, home, list_models
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "ModelSource",
     "Progress",
     "PulledModel",
+    "SilentProgress",
     "home",
     "list_models",
     "pull",

@@ -68,6 +68,7 @@ class Screen:
         self, *arguments: str | Path, command: Sequence[str] = COMMAND, **env: str
     ) -> None:
         self.raw = ""
+        self._has_ended = False
         self._screen = pyte.Screen(100, 30)
         self._stream = pyte.Stream(self._screen)
         self._child = pexpect.spawn(
@@ -98,35 +99,51 @@ class Screen:
     def type(self, text: str) -> None:
         self._child.send(text)
 
-    def interrupt(self) -> None:
-        self._child.sendintr()
+    def interrupt(self, until: Callable[[], bool]) -> None:
+        """Press Ctrl-C.
+
+        Again, where nothing comes of it: Python overlooks a signal that comes between the
+        moment when readline has shown its prompt and that when it begins to wait.
+        """
+        for _ in range(10):
+            self._child.sendintr()
+            if self._read_until(until, seconds=3.0):
+                return
+        raise AssertionError("Ctrl-C does nothing on:\n" + "\n".join(self.lines))
 
     def end_input(self) -> None:
         self._child.sendeof()
 
-    def wait_for(self, seen: Callable[[], bool], seconds: float = 30.0) -> None:
+    def wait_for(self, seen: Callable[[], bool]) -> None:
         """Read until the screen is as wanted."""
-        end = time.monotonic() + seconds
-        while not seen():
-            if time.monotonic() > end:
-                raise AssertionError("not seen on:\n" + "\n".join(self.lines))
-            if not self._read():
-                assert seen(), "ended with:\n" + "\n".join(self.lines)
+        if not self._read_until(seen, seconds=30.0):
+            raise AssertionError("not seen on:\n" + "\n".join(self.lines))
+
+    def has_ended(self) -> bool:
+        """Whether there is nothing more to read."""
+        return self._has_ended
 
     def exit_code(self) -> int | None:
         """Read to the end; the exit code, None where a signal ended it."""
-        while self._read():
-            pass
+        self.wait_for(self.has_ended)
         self._child.close()
         return self._child.exitstatus
 
-    def _read(self) -> bool:
+    def _read_until(self, seen: Callable[[], bool], seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not seen():
+            if self._has_ended or time.monotonic() > end:
+                return False
+            self._read()
+        return True
+
+    def _read(self) -> None:
         try:
             text = self._child.read_nonblocking(4096, timeout=0.2)
         except pexpect.TIMEOUT:
-            return True
+            return
         except pexpect.EOF:
-            return False
+            self._has_ended = True
+            return
         self.raw += text
         self._stream.feed(text)
-        return True

@@ -92,7 +92,7 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal(model: Path) ->
 def test_ctrl_c_ends_a_run_and_keeps_its_text(model: Path) -> None:
     with Screen("run", "-m", model, "-p", "Ab", *LONG) as screen:
         wait_for_answer(screen)
-        screen.interrupt()
+        screen.interrupt(until=screen.has_ended)
         assert screen.exit_code() == 130
         assert "· cancelled" in "".join(screen.lines)
         assert "Traceback" not in screen.raw
@@ -122,12 +122,12 @@ def test_ctrl_c_in_a_chat_ends_the_answer_only(model: Path) -> None:
         wait_for_prompt(screen, 1)
         screen.type("Ab\r")
         wait_for_answer(screen)
-        screen.interrupt()
+        screen.interrupt(until=lambda: screen.raw.count(YOU) == 2)
         wait_for_prompt(screen, 2)
         screen.type("/stats\r")
         wait_for_prompt(screen, 3)
         assert "generated" in screen.raw
-        screen.interrupt()
+        screen.interrupt(until=screen.has_ended)
         assert screen.exit_code() == 0
         assert "Traceback" not in screen.raw
 
@@ -137,9 +137,9 @@ def test_ctrl_c_drops_what_is_typed_and_then_leaves(model: Path) -> None:
         wait_for_prompt(screen, 1)
         screen.type("not sent")
         screen.wait_for(lambda: screen.lines[-1] == f"{YOU} not sent")
-        screen.interrupt()
+        screen.interrupt(until=lambda: screen.raw.count(YOU) == 2)
         wait_for_prompt(screen, 2)
-        screen.interrupt()
+        screen.interrupt(until=screen.has_ended)
         assert screen.exit_code() == 0
 
 

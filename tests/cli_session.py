@@ -18,7 +18,7 @@ from smollm2.template import SMOLLM2_TEMPLATE
 from tests.fakes import write_byte_tokenizer
 from tests.tiny import random_weights, tiny_config, write_hf
 
-COMMAND = [sys.executable, "-c", "import sys; from smollm2.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-m", "smollm2"]
 REPOSITORY = Path(__file__).parents[1]
 FIRST_LETTER, LAST_LETTER = 3 + 64, 3 + 90  # ids of A … Z in a tokenizer of bytes
 

@@ -116,7 +116,7 @@ def test_commands(model: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captu
     assert rest == [*start, *ready, *start, *turn, *ready]
     notes = err.splitlines()
     assert notes[0] == "nothing was said yet"
-    assert "generated 5 tokens" in notes[1]
+    assert "decode 5 at" in notes[1]
     assert notes[2] == "the system prompt is set, also for what was said before"
     assert notes[3] == f"saved 2 messages in {saved}"
     assert notes[5] == f"loaded 2 messages from {saved}"

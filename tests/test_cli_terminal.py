@@ -126,7 +126,7 @@ def test_ctrl_c_in_a_chat_ends_the_answer_only(model: Path) -> None:
         wait_for_prompt(screen, 2)
         screen.type("/stats\r")
         wait_for_prompt(screen, 3)
-        assert "generated" in screen.raw
+        assert "decode" in screen.raw
         screen.interrupt(until=screen.has_ended)
         assert screen.exit_code() == 0
         assert "Traceback" not in screen.raw
@@ -161,7 +161,7 @@ def test_a_chat(model: Path, tmp_path: Path) -> None:
         for count, (typed, seen) in enumerate(
             {
                 "hello": " AI › ",
-                "/stats on": "generated 6 tokens",
+                "/stats on": "decode 6 at",
                 "/rest": "error: there is no command /rest: try /reset",
                 "/system": "the system prompt is 'Be short.'",
                 f"/save {saved}": "saved 2 messages",

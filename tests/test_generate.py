@@ -142,9 +142,11 @@ def test_stats_are_consistent(speak) -> None:
     assert s.total_seconds == pytest.approx(s.ttft + s.decode_seconds)
     assert s.prefill_tokens_per_second == pytest.approx(2 / s.prefill_seconds)
     assert s.decode_tokens_per_second == pytest.approx(4 / s.decode_seconds)
-    assert "prompt 2 tokens" in s.summary()
-    assert "seed 5" in s.summary()
-    assert "\n" not in s.summary()
+    assert s.summary() == (
+        f"prefill 2 tokens at {s.prefill_tokens_per_second:.0f}/s · "
+        f"decode 5 at {s.decode_tokens_per_second:.0f}/s · "
+        f"first after {s.ttft:.2f} s · seed 5"
+    )
 
 
 def test_rates_are_zero_without_time(speak) -> None:

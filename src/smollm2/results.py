@@ -71,13 +71,12 @@ class Stats:
 
     def summary(self) -> str:
         """One line for people."""
-        cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
+        computed = self.prompt_tokens - self.cached_tokens
+        of = f" of {self.prompt_tokens}" if self.cached_tokens else ""
         return (
-            f"prompt {self.prompt_tokens} tokens{cached}, "
-            f"{self.prefill_tokens_per_second:.0f} tokens/s · "
-            f"generated {self.generated_tokens} tokens, "
-            f"{self.decode_tokens_per_second:.1f} tokens/s · "
-            f"first token {self.ttft:.2f} s · seed {self.seed}"
+            f"prefill {computed}{of} tokens at {self.prefill_tokens_per_second:.0f}/s · "
+            f"decode {self.generated_tokens} at {self.decode_tokens_per_second:.0f}/s · "
+            f"first after {self.ttft:.2f} s · seed {self.seed}"
         )
 
 

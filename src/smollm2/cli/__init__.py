@@ -7,6 +7,8 @@
 - 2: a wrong command or option
 - 130: stopped with Ctrl-C
 
+``SMOLLM2_DEBUG=1`` shows the traceback instead.
+
 Nothing but Typer is imported until a command runs.
 """
 
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = command.main(arguments or ["--help"], prog_name="smollm2", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (typer.TyperException, SmolLM2Error, OSError, MemoryError) as error:
-        if "--debug" in arguments or os.environ.get("SMOLLM2_DEBUG"):
+        if os.environ.get("SMOLLM2_DEBUG"):
             raise
         return _report(error)
 

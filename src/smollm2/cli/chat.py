@@ -40,7 +40,6 @@ def chat(
     ] = False,
     offline: options.Offline = False,
     no_color: options.NoColor = False,
-    debug: options.Debug = False,
 ) -> None:
     """Talk with a model. Each line of a pipe is a turn.
 

@@ -12,7 +12,6 @@ from smollm2.cli.terminal import Terminal
 def list_(
     json: options.Json = False,
     no_color: options.NoColor = False,
-    debug: options.Debug = False,
 ) -> None:
     """List the models that are here.
 

@@ -60,11 +60,6 @@ Offline = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colour; also NO_COLOR=1.")]
-Debug = Annotated[
-    bool,
-    typer.Option("--debug", help="Show tracebacks; also SMOLLM2_DEBUG=1."),
-]
-"""Nothing reads its value: errors arrive at ``main``, which looks at the command line."""
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 

@@ -23,7 +23,6 @@ def pull(
     force: Annotated[bool, typer.Option("--force", help="Fetch again what is here.")] = False,
     offline: options.Offline = False,
     no_color: options.NoColor = False,
-    debug: options.Debug = False,
 ) -> None:
     """Fetch a model.
 

@@ -18,14 +18,26 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 
+Prompt = Annotated[
+    str | None,
+    typer.Option(
+        "-p", "--prompt", metavar="TEXT", help="What to continue; - or a pipe reads stdin."
+    ),
+]
+System = Annotated[
+    str | None,
+    typer.Option(
+        "--system", metavar="TEXT", help="Ask as a chat message under this system prompt."
+    ),
+]
+Echo = Annotated[
+    bool | None,
+    typer.Option("--echo/--no-echo", help="Show the prompt too.  [default: on a terminal]"),
+]
+
 
 def run(
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            "-p", "--prompt", metavar="TEXT", help="What to continue; - or a pipe reads stdin."
-        ),
-    ] = None,
+    prompt: Prompt = None,
     model: options.Model = options.DEFAULT_MODEL,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
@@ -35,16 +47,15 @@ def run(
     top_k: options.TopK = None,
     min_p: options.MinP = None,
     stop: options.Stop = None,
-    echo: Annotated[
-        bool | None,
-        typer.Option("--echo/--no-echo", help="Show the prompt too.  [default: on a terminal]"),
-    ] = None,
+    system: System = None,
+    echo: Echo = None,
     offline: options.Offline = False,
     json: options.Json = False,
     no_color: options.NoColor = False,
-    debug: options.Debug = False,
 ) -> None:
     """Continue a prompt. The text goes to stdout, all else to stderr.
+
+    With --system the prompt is a question, and the text is the answer.
 
     Example: smollm2 run -p "The capital of France is" -n 20
     """
@@ -62,7 +73,10 @@ def run(
     text = options.read_text(prompt, "-p")
     loaded = load_model(model, terminal, offline=offline)
     echoes = terminal.interactive and not json if echo is None else echo
-    stream = loaded.stream(text, params, echo=echoes)
+    if system is None:
+        stream = loaded.stream(text, params, echo=echoes)
+    else:
+        stream = loaded.chat(system, params=params).stream(text)
     with on_interrupt(stream.cancel) as interrupted:
         if not json:
             _show(stream, terminal)

@@ -33,7 +33,6 @@ def show(
     offline: options.Offline = False,
     json: options.Json = False,
     no_color: options.NoColor = False,
-    debug: options.Debug = False,
 ) -> None:
     """Show what a model is made of.
 

@@ -25,7 +25,6 @@ def tokenize(
     offline: options.Offline = False,
     json: options.Json = False,
     no_color: options.NoColor = False,
-    debug: options.Debug = False,
 ) -> None:
     """Show the tokens of a text.
 

@@ -16,7 +16,6 @@ def verify(
     ] = options.DEFAULT_MODEL,
     json: options.Json = False,
     no_color: options.NoColor = False,
-    debug: options.Debug = False,
 ) -> None:
     """Check the files of a model.
 

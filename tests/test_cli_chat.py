@@ -131,7 +131,7 @@ def test_stats_of_each_answer(model: Path, monkeypatch: Patch, capsys: Capture) 
     notes = capsys.readouterr().err.splitlines()
     assert len(notes) == 3  # after `on`, after the second answer, after `off`
     assert all(note.endswith("seed 9") for note in notes)
-    assert "cached" in notes[1]
+    assert " of " in notes[1]  # the rest was in the cache
 
 
 def test_a_full_context(model: Path, monkeypatch: Patch, capsys: Capture) -> None:

@@ -38,9 +38,9 @@ def test_run_shows_the_prompt_in_colour(model: Path) -> None:
         assert screen.exit_code() == 0
         assert screen.lines[0].startswith("Ab")
         assert len(screen.lines[0]) == 6
-        assert screen.lines[1].startswith("prompt 2 tokens")
+        assert screen.lines[1].startswith("prefill 2 tokens")
         assert "\x1b[36mA\x1b[0m" in screen.raw
-        assert "\x1b[2mprompt" in screen.raw
+        assert "\x1b[2mprefill" in screen.raw
 
 
 @pytest.mark.parametrize(

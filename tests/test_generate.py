@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from math import isnan
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from smollm2.errors import ContextLengthError, InputError, NumericsError, TokenizerError
-from smollm2.generate import DEFAULT_MAX_TOKENS, SmolLM2
+from smollm2.generate import SmolLM2
 from smollm2.lane import PREFILL_CHUNK
+from smollm2.request import DEFAULT_MAX_TOKENS
 from smollm2.results import Piece
 from smollm2.sampling import SamplingParams
 from smollm2.tokenizer import Tokenizer
@@ -62,7 +65,7 @@ def test_max_tokens(speak) -> None:
 def test_each_token_is_fed_once(speak) -> None:
     model = speak("abc")
     model.generate(PROMPT)
-    assert model.model.fed == [2, 1, 1, 1]
+    assert model.lm.fed == [2, 1, 1, 1]
 
 
 def test_ignore_eos_and_own_stop_ids(speak) -> None:
@@ -197,6 +200,12 @@ def test_ids_outside_the_vocabulary_are_refused(speak) -> None:
         speak("a").generate([5, 260])
 
 
+@pytest.mark.parametrize("wrong", [5.0, True, "7", None])
+def test_only_integers_are_ids(speak, wrong: object) -> None:
+    with pytest.raises(InputError, match="is not a token id"):
+        speak("a").generate([5, wrong])
+
+
 def test_prompt_and_answer_must_fit(speak) -> None:
     """Feature rows 32, 160; cases: A8, A13; refused before anything runs."""
     model = speak("a")
@@ -205,7 +214,7 @@ def test_prompt_and_answer_must_fit(speak) -> None:
     with pytest.raises(ContextLengthError) as caught:
         model.generate([5] * 300)
     assert (caught.value.prompt_tokens, caught.value.context_length) == (300, 256)
-    assert model.model.fed == []
+    assert model.lm.fed == []
     full = model.generate([5] * 250, max_tokens=6, ignore_eos=True)
     assert len(full.token_ids) == 6
 
@@ -299,6 +308,59 @@ def test_closing_a_stream_cancels_it_and_frees_the_cache(speak) -> None:
         stream.close()
 
 
+def test_a_forgotten_stream_frees_its_cache(speak) -> None:
+    closed = []
+    model = speak("abc")
+    new_cache = model.lm.new_cache
+
+    def watched(*arguments):
+        cache = new_cache(*arguments)
+        close = cache.close
+        cache.close = lambda: (closed.append(True), close())
+        return cache
+
+    model.lm.new_cache = watched
+    stream = model.stream(PROMPT)
+    next(stream)
+    del stream
+    gc.collect()
+    assert closed == [True]
+    with model.stream(PROMPT) as stream:
+        next(stream)
+    assert closed == [True, True]
+    assert stream.result.finish_reason == "cancelled"
+
+
+def test_a_callback_that_raises_cancels(speak) -> None:
+    stream = speak("abc").stream(PROMPT, on_piece=lambda piece: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        next(stream)
+    assert stream.is_over
+
+
+def test_a_stream_cannot_be_closed_under_another_thread(speak) -> None:
+    model = speak("abc")
+    at_work, may_go = threading.Event(), threading.Event()
+    forward = model.lm.forward
+
+    def slow(batch, cache=None):
+        at_work.set()
+        may_go.wait(10)
+        return forward(batch, cache)
+
+    model.lm.forward = slow
+    stream = model.stream(PROMPT)
+    thread = threading.Thread(target=stream.finish)
+    thread.start()
+    at_work.wait(10)
+    with pytest.raises(InputError, match="another thread waits"):
+        stream.close()
+    stream.cancel()
+    may_go.set()
+    thread.join()
+    assert stream.result.finish_reason == "cancelled"
+
+
 def test_a_failure_is_not_swallowed(tokenizer) -> None:
     scripted = ScriptedModel({}, otherwise=9)
     scripted.fail_at = 2
@@ -353,7 +415,9 @@ def test_score_is_the_logprob_of_each_next_token(tokenizer) -> None:
 def test_score_of_one_token_and_of_too_many(tokenizer) -> None:
     model = SmolLM2(ScriptedModel({}), tokenizer=tokenizer)
     one = model.score("a")
-    assert (one.logprobs, one.total, one.mean, one.perplexity) == ((None,), 0.0, 0.0, 1.0)
+    assert (one.logprobs, one.total) == ((None,), 0.0)
+    assert isnan(one.mean)
+    assert isnan(one.perplexity)
     with pytest.raises(ContextLengthError):
         model.score("a" * 257)
     assert len(model.score("a" * 256).logprobs) == 256

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, SupportsIndex, Unpack
 
 import numpy as np
 
 from smollm2 import registry
-from smollm2.backends import Model, get_backend
+from smollm2.backends import CausalLM, get_backend
 from smollm2.chat import ChatSession
 from smollm2.checkpoint import Checkpoint, load_checkpoint
 from smollm2.config import Config
 from smollm2.errors import ContextLengthError, InputError, TokenizerError
 from smollm2.lane import Lane
+from smollm2.request import DEFAULT_MAX_TOKENS, Request
 from smollm2.results import Generation, Piece, Score
 from smollm2.sampling import SamplingOptions, SamplingParams, log_softmax
 from smollm2.stopping import stop_ids
-from smollm2.streaming import Request, Stream
+from smollm2.streaming import Stream
 from smollm2.template import ChatTemplate, System
 from smollm2.tokenizer import Tokenizer
 
-DEFAULT_MAX_TOKENS = 256
-"""Tokens generated where no ``max_tokens`` is given, or what is left of the context."""
-
 Prompt = str | Sequence[int]
+"""Text, or token ids."""
 
 
 def load(
@@ -60,7 +60,7 @@ class SmolLM2:
 
     def __init__(
         self,
-        model: Model,
+        lm: CausalLM,
         *,
         tokenizer: Tokenizer | None = None,
         template: ChatTemplate | None = None,
@@ -69,17 +69,17 @@ class SmolLM2:
     ) -> None:
         self.path = path
         self.template = template
-        self._model: Model | None = model
+        self._lm: CausalLM | None = lm
         self._tokenizer = tokenizer
         self.stop_ids: frozenset[int] = stop_ids(
-            model.config, generation_config or {}, tokenizer, template
+            lm.config, generation_config or {}, tokenizer, template
         )
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, model: Model) -> SmolLM2:
+    def from_checkpoint(cls, checkpoint: Checkpoint, lm: CausalLM) -> SmolLM2:
         """A model that a backend made of ``checkpoint``, with the checkpoint's tokenizer."""
         return cls(
-            model,
+            lm,
             tokenizer=checkpoint.tokenizer,
             template=checkpoint.template,
             generation_config=checkpoint.generation_config,
@@ -87,16 +87,16 @@ class SmolLM2:
         )
 
     @property
-    def model(self) -> Model:
-        """What the backend made: ``new_cache`` and ``forward``."""
-        if self._model is None:
+    def lm(self) -> CausalLM:
+        """What the backend made of the weights: ``new_cache`` and ``forward``."""
+        if self._lm is None:
             raise InputError("the model is closed: load it again")
-        return self._model
+        return self._lm
 
     @property
     def config(self) -> Config:
         """The architecture's numbers."""
-        return self.model.config
+        return self.lm.config
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -158,7 +158,7 @@ class SmolLM2:
         request = self.request(
             ids, chosen, prompt=prompt if isinstance(prompt, str) else None, rng=rng
         )
-        lane = Lane(self.model, capacity=min(len(ids) + request.max_tokens, self._context))
+        lane = Lane(self.lm, capacity=min(len(ids) + request.max_tokens, self._context))
         return Stream(
             request,
             lane,
@@ -197,7 +197,7 @@ class SmolLM2:
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, allow_special=allow_special)
         else:
-            ids = [int(i) for i in prompt]
+            ids = [_token_id(i) for i in prompt]
         if not ids:
             raise InputError("the prompt is empty: it needs at least one token")
         for i in ids:
@@ -214,7 +214,7 @@ class SmolLM2:
         ids = self.encode(text, allow_special=allow_special)
         if len(ids) > self._context:
             raise ContextLengthError(len(ids), 0, self._context)
-        lane = Lane(self.model, capacity=len(ids))
+        lane = Lane(self.lm, capacity=len(ids))
         logprobs: list[float | None] = [None]
         for logits in lane.all_logits(ids[:-1]):
             targets = ids[len(logprobs) : len(logprobs) + len(logits)]
@@ -246,7 +246,9 @@ class SmolLM2:
 
     def close(self) -> None:
         """Let go of the weights; closing again is fine, any other use is an ``InputError``."""
-        self._model = None
+        if self._lm is not None:
+            self._lm.close()
+        self._lm = None
 
     def __enter__(self) -> Self:
         return self
@@ -262,3 +264,10 @@ class SmolLM2:
     @property
     def _context(self) -> int:
         return self.config.max_position_embeddings
+
+
+def _token_id(value: SupportsIndex) -> int:
+    """An integer of any library, and nothing that would have to be rounded or parsed."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InputError(f"{value!r} is not a token id: give integers")
+    return index(value)

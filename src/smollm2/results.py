@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, nan
 from typing import Literal
 
 from smollm2.sampling import SamplingParams, TokenLogprob
@@ -123,9 +123,9 @@ class Score:
 
     @property
     def mean(self) -> float:
-        """Mean log-probability of a token; 0 where none has one."""
+        """Mean log-probability of a token; NaN where only one token is there."""
         scored = len(self.token_ids) - 1
-        return self.total / scored if scored > 0 else 0.0
+        return self.total / scored if scored > 0 else nan
 
     @property
     def perplexity(self) -> float:

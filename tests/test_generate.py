@@ -146,15 +146,15 @@ def test_stats_are_consistent(speak) -> None:
     assert s.prefill_tokens_per_second == pytest.approx(2 / s.prefill_seconds)
     assert s.decode_tokens_per_second == pytest.approx(4 / s.decode_seconds)
     assert s.summary() == (
-        f"prefill 2 tokens at {s.prefill_tokens_per_second:.0f}/s · "
-        f"decode 5 at {s.decode_tokens_per_second:.0f}/s · "
-        f"first after {s.ttft:.2f} s · seed 5"
+        f"2 tokens in at {s.prefill_tokens_per_second:.0f}/s · "
+        f"5 out at {s.decode_tokens_per_second:.0f}/s · first after {s.ttft:.2f} s"
     )
 
 
 def test_rates_are_zero_without_time(speak) -> None:
     s = speak("a").generate(PROMPT, max_tokens=1).stats
     assert s.decode_tokens_per_second == 0.0
+    assert " · 1 out · first after " in s.summary()
 
 
 def test_the_seed_is_reported_and_repeats_the_result(tokenizer) -> None:

@@ -87,6 +87,9 @@ class ChatSession:
         """Token ids whose keys and values are stored."""
         return self._lane.ids
 
+    def __repr__(self) -> str:
+        return f"ChatSession({len(self)} messages, {len(self.cached_ids)} tokens cached)"
+
     def __len__(self) -> int:
         return len(self._messages)
 
@@ -126,6 +129,8 @@ class ChatSession:
         when the next turn begins before its end; a turn that fails leaves the history as it was.
         Without ``max_tokens`` the answer may take what is left of the context.
         """
+        if not isinstance(content, str):
+            raise InputError(f"a message of the user is text, not {content!r}")
         self._end_answer()
         params = SamplingParams.of(self.params, **options)
         said: Message = {"role": "user", "content": content}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from smollm2.results import Generation, Piece, Score
 from smollm2.sampling import SamplingOptions, SamplingParams, log_softmax
 from smollm2.stopping import stop_ids
 from smollm2.streaming import Stream
-from smollm2.template import ChatTemplate, System
+from smollm2.template import ChatTemplate, Message, System
 from smollm2.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -30,7 +30,7 @@ Prompt = str | Sequence[int]
 
 
 def load(
-    name: str | Path,
+    name: str | Path = "smollm2-135m-instruct",
     *,
     backend: str = "numpy",
     strict: bool = True,
@@ -41,13 +41,17 @@ def load(
 
     ``name`` is a registered name (``"smollm2-135m-instruct"``), ``"org/name"`` on the hub, a
     folder with a Hugging Face checkpoint, or a ``.gguf`` file. A name that is not on this
-    machine yet is pulled first, unless ``offline``.
+    machine yet is pulled first, unless ``offline``; ``progress`` is told of it (by default a
+    terminal shows it). ``strict=False`` tolerates tensors that the model does not have, and
+    mixed dtypes. ``backend`` computes: ``"numpy"`` in float32.
 
     Raises ``ModelNotFoundError``, ``DownloadError``, ``FormatError``, ``ConfigError`` or
     ``CheckpointError``.
     """
     chosen = get_backend(backend)
-    path = registry.resolve(str(name), offline=offline, progress=progress)
+    path = registry.resolve(
+        str(name), offline=offline, progress=progress or registry.LineProgress()
+    )
     checkpoint = load_checkpoint(path, strict=strict)
     return SmolLM2.from_checkpoint(checkpoint, chosen.load(checkpoint.config, checkpoint.weights))
 
@@ -143,7 +147,9 @@ class SmolLM2:
     ) -> Stream:
         """Continue a prompt piece by piece.
 
-        ``params`` or ``options`` say how (``max_tokens=80, temperature=0.8, seed=42, …``). With
+        ``params`` or ``options`` say how: ``max_tokens`` (256), ``temperature`` (0, greedy),
+        ``top_p``, ``top_k``, ``min_p``, ``repetition_penalty``, ``stop``, ``seed``, ``logprobs``
+        and the other fields of ``SamplingParams``. With
         ``echo`` the prompt is part of the text; ``allow_special`` reads ``<|im_start|>`` and the
         like in a prompt as control tokens instead of plain text. ``on_piece`` sees every piece,
         the prompt's included; ``cancel()`` is asked before each forward pass, in this thread;
@@ -196,8 +202,10 @@ class SmolLM2:
         """Token ids of a prompt. Raises ``InputError`` where there are none, or wrong ones."""
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, allow_special=allow_special)
-        else:
+        elif isinstance(prompt, Iterable):
             ids = [_token_id(i) for i in prompt]
+        else:
+            raise InputError(f"a prompt is text or token ids, not {prompt!r}")
         if not ids:
             raise InputError("the prompt is empty: it needs at least one token")
         for i in ids:
@@ -226,12 +234,13 @@ class SmolLM2:
         self,
         system: System = None,
         *,
+        messages: Iterable[Message] = (),
         params: SamplingParams | None = None,
         template: ChatTemplate | None = None,
         drop_oldest: bool = False,
         **options: Unpack[SamplingOptions],
     ) -> ChatSession:
-        """Start a conversation; see ``ChatSession``.
+        """Start a conversation, or go on with ``messages``; see ``ChatSession``.
 
         ``system`` is the system prompt; ``None`` means the one that the chat template has by
         itself, ``""`` an empty one, ``False`` none at all.
@@ -239,10 +248,18 @@ class SmolLM2:
         return ChatSession(
             self,
             system,
+            messages=messages,
             params=SamplingParams.of(params, **options),
             template=template,
             drop_oldest=drop_oldest,
         )
+
+    def __repr__(self) -> str:
+        name = self.path.name if self.path else "no path"
+        if self._lm is None:
+            return f"SmolLM2({name!r}, closed)"
+        size, context = self.config.parameter_count / 1e6, self._context
+        return f"SmolLM2({name!r}, {size:.1f}M parameters, context length {context})"
 
     def close(self) -> None:
         """Let go of the weights; closing again is fine, any other use is an ``InputError``."""
@@ -269,5 +286,5 @@ class SmolLM2:
 def _token_id(value: SupportsIndex) -> int:
     """An integer of any library, and nothing that would have to be rounded or parsed."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise InputError(f"{value!r} is not a token id: give integers")
+        raise InputError(f"{value!r} is not a token id: give integers, and messages to chat()")
     return index(value)

@@ -290,6 +290,57 @@ def test_without_a_template_a_chat_is_refused(tokenizer: Tokenizer) -> None:
         SmolLM2(ScriptedModel({}), tokenizer=tokenizer).chat()
 
 
+LLAMA3 = (
+    "{{- bos_token }}{%- if messages[0]['role'] == 'system' %}"
+    "{%- set first = messages[0]['content'] %}{%- set messages = messages[1:] %}"
+    "{%- else %}{%- set first = '' %}{%- endif %}"
+    "<|im_start|>system\n{{ first }}<|im_end|>{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{{ m['content'] | trim }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""In the manner of other families: looks at messages[0], trims, ends turns its own way."""
+
+
+def test_a_template_of_another_family(model: SmolLM2) -> None:
+    """Its end of turn is a stop id; offsets and the cache work as with SmolLM2's own."""
+    template = ChatTemplate(LLAMA3)
+    chat = model.chat(template=template)
+    g = chat.send(" Hello ")
+    assert chat.send("More").text == "ok"
+    assert chat.build_prompt(2).startswith("<|im_start|>user\nMore<|endoftext|>")
+    assert chat.cached_ids == tuple(
+        template.encode(chat.model.tokenizer, chat.messages, add_generation_prompt=False)
+    )
+    assert g.params.stop_ids == (0,)
+    assert chat.send("x", ignore_eos=True, max_tokens=3).params.stop_ids == ()
+
+
+def test_a_template_that_refuses_the_answer_changes_nothing(model: SmolLM2) -> None:
+    source = (
+        "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('no') }}"
+        "{% endif %}<|im_start|>{{ m['content'] }}{% endfor %}"
+    )
+    chat = model.chat(template=ChatTemplate(source))
+    with pytest.raises(TemplateError, match="no"):
+        chat.send("x")
+    assert chat.messages == ()
+
+
+def test_messages_may_be_given(model: SmolLM2) -> None:
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    chat = model.chat(messages=said)
+    chat.send("More")
+    assert list(chat.messages[:2]) == said
+    assert chat.cached_ids == ids_of(chat)
+    assert "4 messages" in repr(chat)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"hi"])
+def test_a_turn_is_text(model: SmolLM2, wrong: object) -> None:
+    with pytest.raises(InputError, match="a message of the user is text"):
+        model.chat().send(wrong)
+
+
 def test_options_of_session_and_turn(model: SmolLM2) -> None:
     chat = model.chat(max_tokens=1, seed=9)
     g = chat.send("Hello")

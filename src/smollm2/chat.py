@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, Unpack
 
@@ -47,8 +48,8 @@ class ChatSession:
 
     ``system=None`` leaves the system prompt to the chat template (SmolLM2's has one of its own),
     ``""`` gives an empty system block, a text gives that text, ``False`` no block at all.
-    ``messages`` holds what was said by user and assistant; the ids in the cache are always the
-    template's ids of that history.
+    ``messages`` holds what was said by user and assistant; after each turn the ids in the cache
+    are the template's ids of that history.
 
     Where a turn does not fit the context length, ``send`` raises ``ContextLengthError`` and
     nothing changes; with ``drop_oldest=True`` whole turns are forgotten from the start instead.
@@ -101,8 +102,13 @@ class ChatSession:
         """
         if not 0 <= offset <= len(self._messages):
             raise InputError(f"offset {offset} is not in 0 … {len(self._messages)}")
-        system = self.system if offset == 0 else False
-        return self.template.render(self._messages[offset:], system=system)
+        whole = self.template.render(self._messages, system=self.system)
+        if offset == 0:
+            return whole
+        said = self.template.render(
+            self._messages[:offset], system=self.system, add_generation_prompt=False
+        )
+        return whole.removeprefix(said)
 
     def send(
         self,
@@ -132,7 +138,7 @@ class ChatSession:
         if not isinstance(content, str):
             raise InputError(f"a message of the user is text, not {content!r}")
         self._end_answer()
-        params = SamplingParams.of(self.params, **options)
+        params = self._with_stops(SamplingParams.of(self.params, **options))
         said: Message = {"role": "user", "content": content}
         history, ids = self._fit([*self._messages, said], params)
         request = self.model.request(ids, params)
@@ -193,14 +199,24 @@ class ChatSession:
             raise InputError(f"{path}: not a conversation saved by smollm2")
         if not (system is None or system is False or isinstance(system, str)):
             raise InputError(f"{path}: system is {system!r}, not a text, null or false")
-        return cls(
-            model,
-            system,
-            messages=messages,
-            params=params,
-            template=template,
-            drop_oldest=drop_oldest,
-        )
+        try:
+            return cls(
+                model,
+                system,
+                messages=messages,
+                params=params,
+                template=template,
+                drop_oldest=drop_oldest,
+            )
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+    def _with_stops(self, params: SamplingParams) -> SamplingParams:
+        """Stop ids of the session's template count as those of the model's own do."""
+        if params.ignore_eos or self.template is self.model.template:
+            return params
+        stops = self.template.stop_ids(self.model.tokenizer)
+        return replace(params, stop_ids=(*params.stop_ids, *sorted(stops)))
 
     def _end_answer(self) -> None:
         """End an answer that was left before its end, as cancelled."""
@@ -216,6 +232,8 @@ class ChatSession:
         return len(ids) - kept
 
     def _encode(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
+        if not messages:  # a template may count on having one
+            return []
         return self.template.encode(
             self.model.tokenizer,
             messages,

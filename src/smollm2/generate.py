@@ -49,9 +49,7 @@ def load(
     ``CheckpointError``.
     """
     chosen = get_backend(backend)
-    path = registry.resolve(
-        str(name), offline=offline, progress=progress or registry.LineProgress()
-    )
+    path = registry.resolve(name, offline=offline, progress=progress or registry.LineProgress())
     checkpoint = load_checkpoint(path, strict=strict)
     return SmolLM2.from_checkpoint(checkpoint, chosen.load(checkpoint.config, checkpoint.weights))
 
@@ -115,6 +113,7 @@ class SmolLM2:
         params: SamplingParams | None = None,
         *,
         echo: bool = False,
+        show_special: bool = False,
         allow_special: bool = False,
         on_piece: Callable[[Piece], object] | None = None,
         cancel: Callable[[], bool] | None = None,
@@ -126,6 +125,7 @@ class SmolLM2:
             prompt,
             params,
             echo=echo,
+            show_special=show_special,
             allow_special=allow_special,
             on_piece=on_piece,
             cancel=cancel,
@@ -139,6 +139,7 @@ class SmolLM2:
         params: SamplingParams | None = None,
         *,
         echo: bool = False,
+        show_special: bool = False,
         allow_special: bool = False,
         on_piece: Callable[[Piece], object] | None = None,
         cancel: Callable[[], bool] | None = None,
@@ -150,7 +151,8 @@ class SmolLM2:
         ``params`` or ``options`` say how: ``max_tokens`` (256), ``temperature`` (0, greedy),
         ``top_p``, ``top_k``, ``min_p``, ``repetition_penalty``, ``stop``, ``seed``, ``logprobs``
         and the other fields of ``SamplingParams``. With
-        ``echo`` the prompt is part of the text; ``allow_special`` reads ``<|im_start|>`` and the
+        ``echo`` the prompt is part of the text, with ``show_special`` so are generated control
+        tokens; ``allow_special`` reads ``<|im_start|>`` and the
         like in a prompt as control tokens instead of plain text. ``on_piece`` sees every piece,
         the prompt's included; ``cancel()`` is asked before each forward pass, in this thread;
         ``Stream.cancel()`` may be called from any. Where no seed is given one is drawn, from
@@ -170,6 +172,7 @@ class SmolLM2:
             lane,
             self._tokenizer,
             echo=echo,
+            show_special=show_special,
             on_piece=on_piece,
             cancel=cancel,
             on_finish=lambda _: lane.close(),
@@ -189,7 +192,9 @@ class SmolLM2:
         wanted = params.max_tokens
         if room < (1 if wanted is None else wanted):
             raise ContextLengthError(len(ids), 1 if wanted is None else wanted, self._context)
-        stops = frozenset(params.stop_ids)
+        special = {} if self._tokenizer is None else self._tokenizer.special_tokens
+        named = [special[text] for text in params.stop if text in special]
+        stops = frozenset([*params.stop_ids, *named])
         return Request(
             prompt=prompt,
             prompt_ids=tuple(ids),
@@ -202,12 +207,13 @@ class SmolLM2:
         """Token ids of a prompt. Raises ``InputError`` where there are none, or wrong ones."""
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, allow_special=allow_special)
-        elif isinstance(prompt, Iterable):
+        elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | Mapping):
             ids = [_token_id(i) for i in prompt]
         else:
             raise InputError(f"a prompt is text or token ids, not {prompt!r}")
         if not ids:
-            raise InputError("the prompt is empty: it needs at least one token")
+            why = "none of its bytes is in the vocabulary" if prompt else "it needs a token"
+            raise InputError(f"the prompt is empty: {why}")
         for i in ids:
             if not 0 <= i < self.config.vocab_size:
                 raise InputError(f"token id {i} is not in a vocabulary of {self.config.vocab_size}")

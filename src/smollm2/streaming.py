@@ -34,6 +34,7 @@ class Stream(Iterator[Piece]):
         tokenizer: Tokenizer | None,
         *,
         echo: bool = False,
+        show_special: bool = False,
         on_piece: Callable[[Piece], object] | None = None,
         cancel: Callable[[], bool] | None = None,
         on_finish: Finish = lambda _: None,
@@ -54,7 +55,7 @@ class Stream(Iterator[Piece]):
         self._result: Generation | None = None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._text = _Text(request, tokenizer)
+        self._text = _Text(request, tokenizer, show_special=show_special)
         self._shown: list[str] = []
         self._started = self._first = self._last = 0.0
         self._over = False
@@ -137,9 +138,9 @@ class Stream(Iterator[Piece]):
         yield Piece(tail, origin="end", finish_reason=self.result.finish_reason)
 
     def _prompt_pieces(self) -> Iterator[Piece]:
-        decoder = self._tokenizer and self._tokenizer.stream_decoder(skip_special=False)
+        decoder = _Decoder(self._tokenizer, skip_special=False)
         for token in self.request.prompt_ids:
-            text = decoder.push(token) if decoder else ""
+            text = decoder.push(token)
             if self._echo:
                 self._shown.append(text)
             yield Piece(text, token, "prompt")
@@ -200,15 +201,13 @@ class Stream(Iterator[Piece]):
 
 
 class _Text:
-    """From ids to text that may be shown: whole characters, no control tokens, no stop string."""
+    """From ids to text that may be shown: whole characters, up to a stop string."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
-        self._decoder: StreamDecoder | None = None
-        self._vocabulary = 0  # an embedding may have more rows than the tokenizer has tokens
-        if tokenizer is not None:
-            self._decoder = tokenizer.stream_decoder(skip_special=True)
-            self._vocabulary = tokenizer.vocab_size
-        self._stop_ids = request.stop_ids
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer | None, *, show_special: bool
+    ) -> None:
+        self._decoder = _Decoder(tokenizer, skip_special=not show_special)
+        self._hidden = frozenset() if show_special else request.stop_ids
         self._stops = StopStrings(request.params.stop)
 
     @property
@@ -217,11 +216,29 @@ class _Text:
         return self._stops.matched
 
     def push(self, token: int) -> str:
-        if self._decoder is None or token in self._stop_ids or token >= self._vocabulary:
+        if token in self._hidden:
             return ""
         return self._stops.push(self._decoder.push(token))
 
     def flush(self) -> str:
-        if self._decoder is None:
-            return ""
         return self._stops.push(self._decoder.flush()) + self._stops.flush()
+
+
+class _Decoder:
+    """A StreamDecoder that has no text for ids without a token.
+
+    An embedding may have more rows than the tokenizer has tokens, and there may be no tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, *, skip_special: bool) -> None:
+        self._decoder: StreamDecoder | None = None
+        self._vocabulary = 0
+        if tokenizer is not None:
+            self._decoder = tokenizer.stream_decoder(skip_special=skip_special)
+            self._vocabulary = tokenizer.vocab_size
+
+    def push(self, token: int) -> str:
+        return self._decoder.push(token) if self._decoder and token < self._vocabulary else ""
+
+    def flush(self) -> str:
+        return self._decoder.flush() if self._decoder else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,19 +63,23 @@ def run_cli(
 
 
 class Screen:
-    """A command in a terminal of 100 columns and 30 rows, and what a person sees there."""
+    """A command in a terminal of 30 rows, and what a person sees there."""
 
     def __init__(
-        self, *arguments: str | Path, command: Sequence[str] = COMMAND, **env: str
+        self,
+        *arguments: str | Path,
+        command: Sequence[str] = COMMAND,
+        columns: int = 100,
+        **env: str,
     ) -> None:
         self.raw = ""
         self._has_ended = False
-        self._screen = pyte.Screen(100, 30)
+        self._screen = pyte.Screen(columns, 30)
         self._stream = pyte.Stream(self._screen)
         self._child = pexpect.spawn(
             command[0],
             [*command[1:], *map(str, arguments)],
-            dimensions=(30, 100),
+            dimensions=(30, columns),
             encoding="utf-8",
             cwd=REPOSITORY,
             env=environment(**env),
@@ -98,6 +103,11 @@ class Screen:
 
     def type(self, text: str) -> None:
         self._child.send(text)
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the terminal shows what is typed by itself."""
+        return bool(termios.tcgetattr(self._child.child_fd)[3] & termios.ECHO)
 
     def interrupt(self, until: Callable[[], bool]) -> None:
         """Press Ctrl-C.

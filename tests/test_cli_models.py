@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -90,15 +92,15 @@ def test_list(hub: FakeHub, capsys: Capture) -> None:
     main(["pull", NAME])
     path = Path(capsys.readouterr().out.rstrip("\n"))
     assert main(["list"]) == 0
-    assert capsys.readouterr().out == f"{NAME}\t1.0 MB\thub\t{path}\n"
+    assert capsys.readouterr().out == f"{NAME}\t1.0 MB\tsafetensors\thub\t{path}\n"
     assert main(["list", "--json"]) == 0
     (described,) = json.loads(capsys.readouterr().out)
     assert described["name"] == NAME
-    assert described["path"] == str(path)
+    assert (described["path"], described["format"]) == (str(path), "safetensors")
     assert described["nbytes"] == sum(map(len, NEEDED.values()))
     with Screen("list") as screen:
         assert screen.exit_code() == 0
-        assert screen.lines[0].split() == ["NAME", "SIZE", "SOURCE", "PATH"]
+        assert screen.lines[0].split() == ["NAME", "SIZE", "FORMAT", "SOURCE", "PATH"]
         assert screen.lines[1].index("1.0 MB") == screen.lines[0].index("SIZE")
     (path / "config.json").unlink()
     assert main(["list"]) == 0
@@ -111,11 +113,17 @@ def test_verify(hub: FakeHub, capsys: Capture) -> None:
     assert main(["verify", NAME]) == 0
     out, err = capsys.readouterr()
     rows = [line.split("\t") for line in out.splitlines()]
-    assert sorted((row[0], row[1]) for row in rows) == sorted(("ok", name) for name in FILES)
+    sizes = [["ok", name, size_text(len(content))] for name, content in NEEDED.items()]
+    assert sorted(rows) == sorted(sizes)
     assert err == ""
     (path / "config.json").write_bytes(b"{'model_type': 'llama'}")
+    assert main(["verify", NAME]) == 1
+    digest = sha256((path / "config.json").read_bytes()).hexdigest()
+    row = f"bad\tconfig.json\thas sha256 {digest[:12]}… instead of "
+    assert row in capsys.readouterr().out
     assert main(["verify", NAME, "--json"]) == 1
     out, err = capsys.readouterr()
+    assert all(check["detail"].startswith("sha256 ") for check in json.loads(out) if check["ok"])
     bad = [Path(check["path"]).name for check in json.loads(out) if not check["ok"]]
     assert bad == ["config.json"]
     assert err == (
@@ -131,6 +139,7 @@ def test_show(model: Path, capsys: Capture) -> None:
     assert facts["parameters"] == f"{config.parameter_count:,}"
     assert facts["bits per weight"] == "32.00 (F32 32.00)"
     assert facts["context length"] == "256 tokens"
+    assert (facts["format"], facts["source"]) == ("safetensors", "local")
     assert facts["heads"] == "4 query, 2 kv, 16 wide"
     assert facts["stop ids"] == "0 <|endoftext|>, 2 <|im_end|>"
     assert main(["show", str(model), "--json"]) == 0
@@ -160,7 +169,9 @@ def test_bits_of_a_quantized_model(tmp_path: Path, capsys: Capture) -> None:
     weights = random_weights(config)
     path = write_gguf(tmp_path / "q4.gguf", config, weights, "Q4_0", tokenizer=tokenizer)
     assert main(["show", str(path), "--json"]) == 0
-    bits = json.loads(capsys.readouterr().out)["bits_per_weight"]
+    described = json.loads(capsys.readouterr().out)
+    bits = described["bits_per_weight"]
+    assert (described["format"], described["source"]) == ("gguf", "local")
     norms = sum(array.size for _, array in weights.items() if array.ndim == 1)
     share = norms / config.parameter_count
     assert (bits["Q4_0"], bits["F32"]) == (4.5, 32)
@@ -194,6 +205,49 @@ def test_tokenize(model: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch)
     assert value["token_ids"] == tokenizer.encode(text, allow_special=True)
     assert value["pieces"][-1] == "<|im_end|>"
     assert value["roundtrips"] is True
+
+
+def test_tokenize_counts_for_a_person(model: Path) -> None:
+    for text, count in ("A", "1 token"), ("A b", "3 tokens"):
+        with Screen("tokenize", "-m", model, text) as screen:
+            assert screen.exit_code() == 0
+            assert screen.lines[-1] == count
+
+
+def test_where_a_model_is_from(model: Path, home: Path, capsys: Capture) -> None:
+    """What was pulled has its revision; the home folder is ``~``, to a person alone."""
+    folder = home / "models" / NAME
+    folder.parent.mkdir(parents=True)
+    shutil.copytree(model, folder)
+    files = {
+        file.name: {"size": len(content), "sha256": sha256(content).hexdigest()}
+        for file in folder.iterdir()
+        for content in [file.read_bytes()]
+    }
+    manifest = {
+        "name": NAME,
+        "source": "hub",
+        "repo": "a/b",
+        "revision": "0a1b2c3d",
+        "files": files,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert main(["show", NAME]) == 0
+    facts = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert (facts["source"], facts["path"]) == ("hub, revision 0a1b2c3d", str(folder))
+    for command in ["list"], ["show", NAME]:
+        with Screen(*command, HOME=str(home.parent)) as screen:
+            assert screen.exit_code() == 0
+            assert f"~/home/models/{NAME}" in "\n".join(screen.lines)
+            assert str(folder) not in screen.raw
+
+
+def test_a_store_that_cannot_be_read_does_not_matter(
+    model: Path, home: Path, capsys: Capture
+) -> None:
+    home.write_text("", encoding="utf-8")
+    assert main(["show", str(model)]) == 0
+    assert "source\tlocal" in capsys.readouterr().out
 
 
 @pytest.mark.weights

@@ -179,3 +179,29 @@ def test_what_an_older_revision_left_behind_goes_away(models: Path) -> None:
     files = {"model.safetensors": FileRecord(7, DIGEST)}
     store.commit(new, Manifest("a/b", "hub", "a/b", "0" * 40, files))
     assert not old.exists()
+
+
+def test_a_run_that_died_before_it_tidied_up_is_no_obstacle(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cases: D2"""
+    files = {"model.safetensors": FileRecord(7, DIGEST)}
+
+    def fetch(revision: str) -> None:
+        folder = store.staging("a/b", "hub", revision)
+        (folder / "model.safetensors").write_bytes(CONTENT)
+        store.commit(folder, Manifest("a/b", "hub", "a/b", revision, files))
+
+    def die(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    fetch("0" * 40)
+    with monkeypatch.context() as patch:
+        patch.setattr(store.shutil, "rmtree", die)
+        with pytest.raises(KeyboardInterrupt):
+            fetch("1" * 40)
+    assert os.listdir(models / ".partial" / "a--b") == ["replaced"]
+    for revision in ("2" * 40, "3" * 40):
+        fetch(revision)
+        assert [model.revision for model in list_models()] == [revision]
+        assert os.listdir(models / ".partial") == []

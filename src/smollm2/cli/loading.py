@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,12 @@ def size_text(nbytes: int) -> str:
         size /= 1000
         units.pop(0)
     return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def format_of(path: Path) -> str:
+    """Tell the format of a checkpoint by the names of its files."""
+    suffixes = {file.suffix for file in (path.iterdir() if path.is_dir() else [path])}
+    return next((name for name in ("safetensors", "gguf") if f".{name}" in suffixes), "unknown")
 
 
 def _new_bar() -> Bar:

@@ -47,10 +47,6 @@ TopK = Annotated[
     int | None,
     typer.Option("--top-k", metavar="K", help="The K likeliest tokens only; 0 for all."),
 ]
-MinP = Annotated[
-    float | None,
-    typer.Option("--min-p", metavar="P", help="Tokens at least P times as likely as the best."),
-]
 Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", metavar="TEXT", help=r"End before TEXT (\n is a newline); repeatable."),
@@ -84,7 +80,7 @@ def unescape(text: str) -> str:
     return re.sub(r"\\([ntr\\])", lambda match: _ESCAPES[match[1]], text)
 
 
-def read_text(text: str | None, option: str) -> str:
+def read_text(text: str | None) -> str:
     """Take the text that was given, or where it is ``-`` or missing all of stdin.
 
     A newline at the end of stdin is left out.
@@ -94,7 +90,7 @@ def read_text(text: str | None, option: str) -> str:
     if text is not None and text != "-":
         return text
     if sys.stdin is None or (text is None and sys.stdin.isatty()):
-        raise UsageError(f"there is no text: give it with {option}, or through a pipe")
+        raise UsageError("there is no text: give it as an argument, or through a pipe")
     try:
         read = sys.stdin.read()
     except UnicodeDecodeError:

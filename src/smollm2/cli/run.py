@@ -10,25 +10,33 @@ import typer
 from smollm2.cli import options
 from smollm2.cli.interrupts import on_interrupt
 from smollm2.cli.loading import load_model
+from smollm2.cli.stats import stats_parts
 from smollm2.cli.terminal import CYAN, Terminal
+from smollm2.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from smollm2.results import Generation
     from smollm2.streaming import Stream
+    from smollm2.template import Message
 
 INTERRUPTED = 130
+_NOTHING = "nothing was generated, the model ended at once: to ask a question, add --chat"
 
 Prompt = Annotated[
     str | None,
+    typer.Argument(metavar="PROMPT", help="What to continue; - or a pipe reads stdin."),
+]
+PromptOption = Annotated[
+    str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="PROMPT, as an option.")
+]
+Chat = Annotated[
+    bool,
     typer.Option(
-        "-p", "--prompt", metavar="TEXT", help="What to continue; - or a pipe reads stdin."
+        "-c", "--chat", help="Ask as a chat message, under the template's own system prompt."
     ),
 ]
 System = Annotated[
-    str | None,
-    typer.Option(
-        "--system", metavar="TEXT", help="Ask as a chat message under this system prompt."
-    ),
+    str | None, typer.Option("--system", metavar="TEXT", help="--chat under this system prompt.")
 ]
 Echo = Annotated[
     bool | None,
@@ -38,6 +46,7 @@ Echo = Annotated[
 
 def run(
     prompt: Prompt = None,
+    prompt_option: PromptOption = None,
     model: options.Model = options.DEFAULT_MODEL,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
@@ -45,8 +54,8 @@ def run(
     seed: options.Seed = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
-    min_p: options.MinP = None,
     stop: options.Stop = None,
+    chat: Chat = False,
     system: System = None,
     echo: Echo = None,
     offline: options.Offline = False,
@@ -55,9 +64,9 @@ def run(
 ) -> None:
     """Continue a prompt. The text goes to stdout, all else to stderr.
 
-    With --system the prompt is a question, and the text is the answer.
+    With --chat the prompt is a question, and the text is the answer.
 
-    Example: smollm2 run -p "The capital of France is" -n 20
+    Example: smollm2 run "The capital of France is" -n 20
     """
     terminal = Terminal(no_color=no_color)
     params = options.sampling_params(
@@ -67,24 +76,31 @@ def run(
         seed=seed,
         top_p=top_p,
         top_k=top_k,
-        min_p=min_p,
         stop=[options.unescape(text) for text in stop or ()],
     )
-    text = options.read_text(prompt, "-p")
+    if prompt is not None and prompt_option is not None:
+        raise UsageError("the prompt is there twice: give PROMPT or -p, not both")
+    text = options.read_text(prompt if prompt_option is None else prompt_option)
+    asks = chat or system is not None
+    if asks and echo:
+        raise UsageError("--echo shows the prompt of a completion: leave it out of a --chat")
     loaded = load_model(model, terminal, offline=offline)
-    echoes = terminal.interactive and not json if echo is None else echo
-    if system is None:
-        stream = loaded.stream(text, params, echo=echoes)
-    else:
+    if asks:
         stream = loaded.chat(system, params=params).stream(text)
+    else:
+        echoes = terminal.interactive and not json if echo is None else echo
+        stream = loaded.stream(text, params, echo=echoes)
     with on_interrupt(stream.cancel) as interrupted:
         if not json:
             _show(stream, terminal)
         result = stream.finish()
     if json:
-        terminal.json(_described(model, result))
+        asked = {"messages": _messages(system, text)} if asks else {"prompt": text}
+        terminal.json({"model": model, **asked, **_described(result)})
     else:
-        terminal.note(f"{result.stats.summary()} · {result.finish_reason}")
+        terminal.note(*stats_parts(result, with_reason=True))
+    if not asks and loaded.template is not None and result.token_ids == (result.stopped_by,):
+        terminal.note(_NOTHING)
     if interrupted.is_set():
         raise typer.Exit(INTERRUPTED)
 
@@ -95,7 +111,12 @@ def _show(stream: Stream, terminal: Terminal) -> None:
     terminal.end_line()
 
 
-def _described(model: str, result: Generation) -> dict[str, Any]:
+def _messages(system: str | None, text: str) -> list[Message]:
+    question: Message = {"role": "user", "content": text}
+    return [question] if system is None else [{"role": "system", "content": system}, question]
+
+
+def _described(result: Generation) -> dict[str, Any]:
     """Describe a result for ``--json``."""
     stats = result.stats
     rates = {
@@ -104,8 +125,6 @@ def _described(model: str, result: Generation) -> dict[str, Any]:
         "decode_tokens_per_second": stats.decode_tokens_per_second,
     }
     return {
-        "model": model,
-        "prompt": result.prompt,
         "text": result.text,
         "token_ids": result.token_ids,
         "finish_reason": result.finish_reason,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from smollm2.cli import options
-from smollm2.cli.loading import open_checkpoint, size_text
+from smollm2.cli.loading import format_of, open_checkpoint, size_text
 from smollm2.cli.terminal import Terminal
-from smollm2.errors import TemplateError
+from smollm2.errors import SmolLM2Error, TemplateError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +74,8 @@ def _described(model: str, checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "model": model,
         "path": str(checkpoint.path),
+        "format": format_of(checkpoint.path),
+        "source": _source_of(checkpoint.path),
         "size_on_disk": _size_on_disk(checkpoint.path),
         "parameters": checkpoint.config.parameter_count,
         "bits_per_weight": _bits_per_weight(checkpoint),
@@ -99,6 +102,8 @@ def _facts(model: str, checkpoint: Checkpoint) -> list[tuple[str, object]]:
     facts: list[tuple[str, object]] = [
         ("model", model),
         ("path", checkpoint.path),
+        ("format", format_of(checkpoint.path)),
+        ("source", _source_of(checkpoint.path)),
         ("size on disk", size_text(_size_on_disk(checkpoint.path))),
         ("parameters", f"{config.parameter_count:,}"),
         ("bits per weight", f"{bits['all']:.2f} ({kinds})"),
@@ -148,6 +153,17 @@ def _bits_per_weight(checkpoint: Checkpoint) -> dict[str, float]:
             counts[key] = counts.get(key, 0) + prod(shape)
             sizes[key] = sizes.get(key, 0) + nbytes
     return {key: 8 * sizes[key] / counts[key] for key in counts}
+
+
+def _source_of(path: Path) -> str:
+    """Where a model of the store was pulled from; ``local`` for any other, or where none is."""
+    from smollm2.registry import list_models
+
+    with suppress(SmolLM2Error, OSError):
+        for model in list_models():
+            if model.path == path:
+                return f"{model.source}, revision {model.revision}"
+    return "local"
 
 
 def _size_on_disk(path: Path) -> int:

@@ -9,19 +9,39 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 BOLD, DIM, RED, GREEN, CYAN = "1", "2", "1;31", "32", "36"
 _ESCAPE_CODE = re.compile("\033\\[[0-9;]*m")
+_COLUMNS = 80
+"""A terminal that is no wider shows each line whole."""
 
 
 def settle_streams() -> None:
-    """Let no character that a terminal or a pipe cannot show be an error; read UTF-8 only."""
+    """Let no character that a terminal or a pipe cannot show be an error; read UTF-8 only.
+
+    A stream that the shell has closed becomes one that nobody reads.
+    """
+    sys.stdout = sys.stdout or _nobody()
+    sys.stderr = sys.stderr or _nobody()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+
+
+def _nobody() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+def _say(text: str) -> None:
+    """Write to stderr. That it cannot be written to is no reason to fail."""
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def has_color(stream: TextIO) -> bool:
@@ -43,6 +63,12 @@ def printable(text: str) -> str:
     return "".join(_shown(character) for character in text)
 
 
+def cut_in_front(text: str, beside: str) -> str:
+    """Leave out the start of a text that does not fit a line with what stands ``beside`` it."""
+    room = max(_COLUMNS - len(beside), 2)
+    return text if len(text) <= room else f"…{text[1 - room :]}"
+
+
 def oserror_text(error: OSError) -> str:
     """Say what the system refused, and for which file."""
     name = "" if error.filename is None else f"{error.filename}: "
@@ -54,8 +80,7 @@ def print_error(message: str, *, color: bool = True) -> None:
     label = "error:"
     if color and has_color(sys.stderr):
         label = styled(label, RED)
-    sys.stderr.write(f"{label} {printable(message)}\n")
-    sys.stderr.flush()
+    _say(f"{label} {printable(message)}\n")
 
 
 class Terminal:
@@ -97,8 +122,7 @@ class Terminal:
         ``hides_codes``: mark escape codes for readline, which would count them as characters.
         """
         if not self.interactive:
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            _say(text)
             return ""
         if not self._stdout_color:
             return text
@@ -109,11 +133,17 @@ class Terminal:
         """Write a value to stdout as one line of JSON."""
         self.line(json.dumps(value, ensure_ascii=False))
 
-    def note(self, text: str) -> None:
-        """Write a line to stderr."""
-        text = printable(text)
-        sys.stderr.write(f"{styled(text, DIM) if self._stderr_color else text}\n")
-        sys.stderr.flush()
+    def note(self, *parts: str) -> None:
+        """Write a line to stderr; on a terminal two, where the parts are too long for one."""
+        lines: list[str] = []
+        for part in map(printable, parts):
+            joined = f"{lines[-1]} · {part}" if lines else part
+            if lines and (not sys.stderr.isatty() or len(joined) <= _COLUMNS):
+                lines[-1] = joined
+            else:
+                lines.append(part)
+        for text in lines:
+            _say(f"{styled(text, DIM) if self._stderr_color else text}\n")
 
     def error(self, message: str) -> None:
         """Write an error to stderr, in one line."""
@@ -121,7 +151,7 @@ class Terminal:
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Write rows to stdout: aligned under a header on a terminal, else split by tabs."""
-        cells = [[printable(str(cell)) for cell in row] for row in rows]
+        cells = [[self._cell(value) for value in row] for row in rows]
         if not self.interactive:
             for row in cells:
                 self.line("\t".join(row))
@@ -134,7 +164,7 @@ class Terminal:
 
     def facts(self, facts: Iterable[tuple[str, object]]) -> None:
         """Write names and values to stdout, a line each."""
-        shown = [(name, printable(str(value))) for name, value in facts]
+        shown = [(name, self._cell(value)) for name, value in facts]
         if not self.interactive:
             for name, value in shown:
                 self.line(f"{name}\t{value}")
@@ -143,6 +173,14 @@ class Terminal:
         for name, value in shown:
             self.text(name.ljust(width), CYAN)
             self.line(f"  {value}")
+
+    def _cell(self, value: object) -> str:
+        """Write a value in one line; to a person, a path in the home folder begins with ``~``."""
+        if self.interactive and isinstance(value, Path):
+            home = os.path.expanduser("~")
+            if value.is_relative_to(home):
+                value = Path("~", value.relative_to(home))
+        return printable(str(value))
 
 
 def _shown(character: str) -> str:

@@ -33,7 +33,7 @@ def tokenize(
     Example: smollm2 tokenize "Hello, world"
     """
     terminal = Terminal(no_color=no_color)
-    text = options.read_text(text, "TEXT")
+    text = options.read_text(text)
     tokenizer = open_checkpoint(model, terminal, offline=offline).tokenizer
     if tokenizer is None:
         raise TokenizerError(f"{model} has no tokenizer.json: add one, or take another model")
@@ -48,6 +48,8 @@ def tokenize(
     else:
         quoted = map(_quoted, pieces)
         terminal.table(("ID", "PIECE"), list(zip(token_ids, quoted, strict=True)))
+        if terminal.interactive:
+            terminal.note("1 token" if len(token_ids) == 1 else f"{len(token_ids)} tokens")
     if not roundtrips:
         terminal.note("this text does not come back whole from its tokens")
 

@@ -36,6 +36,18 @@ class Group(TyperGroup):
         """Return the help text."""
         return _painted(super().get_help(ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read ``help`` as ``--help``, and ``help run`` as ``run --help``."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that was asked for."""
+        if args[0] == "version":
+            raise UsageError("no such command 'version'; did you mean --version?")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         try:

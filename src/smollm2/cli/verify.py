@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
 from smollm2.cli import options
+from smollm2.cli.loading import size_text
 from smollm2.cli.terminal import Terminal
+
+_DIGEST = re.compile("([0-9a-f]{12})[0-9a-f]{52}")
 
 
 def verify(
@@ -31,8 +35,13 @@ def verify(
         terminal.json([{"path": str(c.path), "ok": c.ok, "detail": c.detail} for c in checks])
     else:
         terminal.table(
-            ("", "FILE", "DETAIL"),
-            [("ok" if c.ok else "bad", c.path.name, c.detail) for c in checks],
+            ("", "FILE", "SIZE"),
+            [
+                ("ok", check.path.name, size_text(check.path.stat().st_size))
+                if check.ok
+                else ("bad", check.path.name, _DIGEST.sub(r"\1…", check.detail))
+                for check in checks
+            ],
         )
     bad = [check for check in checks if not check.ok]
     if bad:

@@ -198,7 +198,10 @@ def commit(folder: Path, manifest: Manifest) -> None:
     write_json(folder / _MANIFEST, asdict(manifest))
     final = folder_of(manifest.name, manifest.source)
     if final.exists():
-        final.rename(folder.with_name("replaced"))
+        replaced = folder.with_name("replaced")
+        if replaced.exists():  # of a run that ended right after the next step
+            shutil.rmtree(replaced)
+        final.rename(replaced)
     folder.rename(final)
     shutil.rmtree(folder.parent)
 

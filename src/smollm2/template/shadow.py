@@ -27,6 +27,7 @@ class Shadow:
     heads: tuple[str, ...]
     tails: tuple[str, ...]
     cast_table: dict[str, str]
+    veil_table: dict[int, str]
     lift_table: dict[int, str]
 
     @staticmethod
@@ -37,12 +38,14 @@ class Shadow:
         if len(characters) > _COUNT:
             raise TokenizerError(f"the control tokens have more than {_COUNT} different characters")
         table = {character: chr(_FIRST + i) for i, character in enumerate(characters)}
+        marks = {next(filter(_is_mark, token), None) for token in tokens} - {None}
         return Shadow(
             pattern=re.compile("|".join(map(re.escape, tokens)) or r"(?!)"),
             tokens=tokens,
             heads=tuple({token[:end] for token in tokens for end in range(1, len(token))}),
             tails=tuple({token[start:] for token in tokens for start in range(1, len(token))}),
             cast_table=table,
+            veil_table={ord(c): shadow for c, shadow in table.items() if c in marks},
             lift_table={ord(shadow): character for character, shadow in table.items()},
         )
 
@@ -62,9 +65,22 @@ class Shadow:
             text = self._dark(text, end - 1)
         return text
 
+    def veil(self, text: str) -> str:
+        """Replace the first punctuation mark of every control token, wherever it stands.
+
+        Every control token that has such a mark needs it, and changes of case, cuts and joins
+        make none. So whatever a template does to a veiled text, each control token that comes
+        out has its mark from the template.
+        """
+        return text.translate(self.veil_table)
+
     def lift(self, text: str) -> str:
         """Give a text its characters back."""
         return text.translate(self.lift_table)
 
     def _dark(self, text: str, place: int) -> str:
         return text[:place] + self.cast_table.get(text[place], text[place]) + text[place + 1 :]
+
+
+def _is_mark(character: str) -> bool:
+    return not character.isalnum() and not character.isspace()

@@ -6,7 +6,7 @@ looks like, unless ``allow_special`` is set.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,12 @@ SMOLLM2_TEMPLATE = (
 """The chat template of SmolLM2-Instruct, all sizes, as their tokenizer_config.json has it."""
 
 _CONTINUED = "\udfff"  # marks the end of a message that is continued; no text can hold it
+_PROBE_SHARE = 20  # of what a template may use up, for the conversation that is no one's
+_CHANGED = (
+    "with these messages the chat template writes other control tokens than with plain words: it "
+    "would make some of what the messages say. Take what looks like one out of the messages, or "
+    "set allow_special where they can be trusted"
+)
 
 
 class ChatTemplate:
@@ -108,21 +114,23 @@ class ChatTemplate:
         rendered text encoded in one go.
 
         Raises ``InputError`` for messages that are not a conversation, with their place, and
-        ``TemplateError`` where the template cannot render them.
+        ``TemplateError`` where the template cannot render them, or would make control tokens of
+        what they say (by lower-casing it or by cutting something out, for example).
         """
         conversation = _conversation(messages, system, continue_final)
         shadow = Shadow.of(() if allow_special else tuple(tokenizer.special_tokens))
         if self._is_smollm2:
             _require_markup(tokenizer)
-        text = self._text(
-            [_shadowed(message, shadow) for message in conversation],
-            system,
-            add_generation_prompt,
-            continue_final,
-            tokenizer,
-        )
+        said = [_changed(message, shadow.cast) for message in conversation]
+        arguments = (system, add_generation_prompt, continue_final, tokenizer)
+        pieces = tokenizer.split_special(self._text(said, *arguments))
+        veiled = [_changed(message, shadow.veil) for message in said]
+        if veiled != said and not self._is_smollm2:
+            plain = tokenizer.split_special(self._text(veiled, *arguments))
+            if _control_tokens(pieces) != _control_tokens(plain):
+                raise TemplateError(_CHANGED)
         ids: list[int] = []
-        for piece in tokenizer.split_special(text):
+        for piece in pieces:
             if isinstance(piece, int):
                 ids.append(piece)
             else:
@@ -140,13 +148,14 @@ class ChatTemplate:
             {"role": "assistant", "content": "x"},
         ]
         try:
-            whole = self.render(probe, add_generation_prompt=False, tokenizer=tokenizer)
-            opened = self.render(probe, continue_final=True, tokenizer=tokenizer)
+            whole, opened = (
+                self._text(normalise(probe), None, False, is_open, tokenizer, _PROBE_SHARE)
+                for is_open in (False, True)
+            )
         except TemplateError:
             return frozenset()
         ending = whole[len(opened) :] if whole.startswith(opened) else ""
-        pieces = tokenizer.split_special(ending)
-        return frozenset([piece for piece in pieces if isinstance(piece, int)][:1])
+        return frozenset(_control_tokens(tokenizer.split_special(ending))[:1])
 
     def _text(
         self,
@@ -155,6 +164,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final: bool,
         tokenizer: Tokenizer | None,
+        share: int = 1,
     ) -> str:
         add_generation_prompt = add_generation_prompt and not continue_final
         if self._is_smollm2:
@@ -164,7 +174,7 @@ class ChatTemplate:
                 "system=False works with SmolLM2's chat template only: what another one adds by "
                 "itself is not known"
             )
-        return self._foreign(conversation, add_generation_prompt, continue_final, tokenizer)
+        return self._foreign(conversation, add_generation_prompt, continue_final, tokenizer, share)
 
     def _foreign(
         self,
@@ -172,6 +182,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final: bool,
         tokenizer: Tokenizer | None,
+        share: int,
     ) -> str:
         """Render any other template, in the sandbox."""
         from smollm2.template.sandbox import render
@@ -188,6 +199,7 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
                 **_token_texts(tokenizer),
             },
+            share=share,
         )
         if not continue_final:
             return text
@@ -240,12 +252,16 @@ def _smollm2(
     return "".join(parts)
 
 
-def _shadowed(message: dict[str, Any], shadow: Shadow) -> dict[str, Any]:
-    """Hide control tokens in all that a stranger may have written: all but role and keys."""
+def _changed(message: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Change all texts that a stranger may have written: all but role and keys."""
     return {
-        key: value if key == "role" else map_strings(value, shadow.cast)
+        key: value if key == "role" else map_strings(value, change)
         for key, value in message.items()
     }
+
+
+def _control_tokens(pieces: list[str | int]) -> list[int]:
+    return [piece for piece in pieces if isinstance(piece, int)]
 
 
 def _require_markup(tokenizer: Tokenizer) -> None:

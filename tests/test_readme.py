@@ -61,4 +61,4 @@ def test_python(real_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "Paris" in printed
     assert "Rome" in printed
-    assert "seed 42" in printed
+    assert " out at " in printed  # the statistics of the stream

@@ -264,5 +264,10 @@ def test_ids_and_positions_are_checked(model: NumpyModel) -> None:
 
 
 def test_unknown_backend() -> None:
-    with pytest.raises(InputError, match="no backend named 'cuda': choose from numpy"):
+    with pytest.raises(InputError, match="no backend named 'cuda': choose from native, numpy"):
         get_backend("cuda")
+
+
+def test_numpy_has_no_options() -> None:
+    with pytest.raises(InputError, match="the numpy backend has no option threads"):
+        backend.load(CONFIG, random_weights(CONFIG), threads=2)

@@ -11,7 +11,7 @@ from typing import Any, Self, SupportsIndex, Unpack
 import numpy as np
 
 from smollm2 import registry
-from smollm2.backends import CausalLM, get_backend
+from smollm2.backends import BackendOptions, CausalLM, get_backend
 from smollm2.chat import ChatSession
 from smollm2.checkpoint import Checkpoint, load_checkpoint
 from smollm2.config import Config
@@ -36,6 +36,7 @@ def load(
     strict: bool = True,
     offline: bool | None = None,
     progress: registry.Progress | None = None,
+    **options: Unpack[BackendOptions],
 ) -> SmolLM2:
     """Load a model by name, folder or file, and get it ready to write.
 
@@ -43,7 +44,10 @@ def load(
     folder with a Hugging Face checkpoint, or a ``.gguf`` file. A name that is not on this
     machine yet is pulled first, unless ``offline``; ``progress`` is told of it (by default a
     terminal shows it). ``strict=False`` tolerates tensors that the model does not have, and
-    mixed dtypes. ``backend`` computes: ``"numpy"`` in float32.
+    mixed dtypes. ``backend`` computes: ``"numpy"`` in float32, ``"native"`` with the kernels of
+    this CPU; the latter has the options ``quant`` (``"q8"``, ``"q4"``, ``"bf16"``, ``"f32"``,
+    ``"q16"``; by default as the file is, or q8), ``threads`` and ``kv`` (``"bf16"``, ``"f32"``,
+    ``"int8"``).
 
     Raises ``ModelNotFoundError``, ``DownloadError``, ``FormatError``, ``ConfigError`` or
     ``CheckpointError``.
@@ -51,7 +55,8 @@ def load(
     chosen = get_backend(backend)
     path = registry.resolve(name, offline=offline, progress=progress or registry.LineProgress())
     checkpoint = load_checkpoint(path, strict=strict)
-    return SmolLM2.from_checkpoint(checkpoint, chosen.load(checkpoint.config, checkpoint.weights))
+    lm = chosen.load(checkpoint.config, checkpoint.weights, **options)
+    return SmolLM2.from_checkpoint(checkpoint, lm)
 
 
 class SmolLM2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from smollm2.config import Config
 from smollm2.errors import InputError
 from smollm2.weights import Weights
 
-BACKENDS = {"numpy": "smollm2.backends.numpy"}
+BACKENDS = {"native": "smollm2.backends.native", "numpy": "smollm2.backends.numpy"}
 """Names that ``load(backend=…)`` knows, and the modules that hold them."""
 
 
@@ -42,11 +42,28 @@ class CausalLM(Protocol):
         """Let go of the weights; closing again is fine."""
 
 
+class BackendOptions(TypedDict, total=False):
+    """What ``load`` passes on to a backend, which refuses what it does not have.
+
+    ``quant``: kind that weights are converted to; ``threads``: how many compute; ``kv``: kind of
+    stored keys and values.
+    """
+
+    quant: str
+    threads: int
+    kv: str
+
+
 class Backend(Protocol):
     """A way to run the model."""
 
-    def load(self, config: Config, weights: Weights[Any]) -> CausalLM:
-        """Convert the weights to what this backend computes with."""
+    def load(
+        self, config: Config, weights: Weights[Any], **options: Unpack[BackendOptions]
+    ) -> CausalLM:
+        """Convert the weights to what this backend computes with.
+
+        Raises ``InputError`` for an option that it does not have.
+        """
 
 
 def get_backend(name: str) -> Backend:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.backends import Backend
+from smollm2.backends import Backend, BackendOptions
 from smollm2.backends.kvcache import KVCache
 from smollm2.batch import Batch
 from smollm2.cache import Cache
@@ -232,8 +232,15 @@ class NumpyModel:
 class NumpyBackend:
     """Weights of any kind, computed with in float32."""
 
-    def load(self, config: Config, weights: Weights[Any]) -> NumpyModel:
-        """Dequantise what is quantized; float32 arrays are used where they lie."""
+    def load(
+        self, config: Config, weights: Weights[Any], **options: Unpack[BackendOptions]
+    ) -> NumpyModel:
+        """Dequantise what is quantized; float32 arrays are used where they lie.
+
+        There are no options: NumPy computes in float32, with the threads that its library takes.
+        """
+        for name in options:
+            raise InputError(f"the numpy backend has no option {name}: leave it out")
         return NumpyModel(config, weights.map(lambda _, weight: as_float32(weight)))
 
 

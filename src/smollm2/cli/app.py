@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from smollm2._version import __version__
+from smollm2.cli.bench import bench
 from smollm2.cli.chat import chat
+from smollm2.cli.eval import eval_
 from smollm2.cli.listing import list_
 from smollm2.cli.pull import pull
 from smollm2.cli.run import run
@@ -53,3 +55,5 @@ app.command("list", cls=Command)(list_)
 app.command(cls=Command)(show)
 app.command(cls=Command)(tokenize)
 app.command(cls=Command)(verify)
+app.command(cls=Command)(bench)
+app.command("eval", cls=Command)(eval_)

@@ -13,16 +13,30 @@ from smollm2.cli.terminal import Terminal
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+    from smollm2.backends import BackendOptions
     from smollm2.checkpoint import Checkpoint
     from smollm2.generate import SmolLM2
 
 
-def load_model(name: str, terminal: Terminal, *, offline: bool) -> SmolLM2:
+def load_model(
+    name: str,
+    terminal: Terminal,
+    *,
+    offline: bool,
+    backend: str = "numpy",
+    quant: str | None = None,
+    threads: int | None = None,
+) -> SmolLM2:
     """Load a model; what is not here yet is pulled first, unless ``offline``."""
     from smollm2.generate import load
 
+    options: BackendOptions = {}
+    if quant is not None:
+        options["quant"] = quant
+    if threads is not None:
+        options["threads"] = threads
     with PullProgress(terminal) as progress:
-        return load(name, offline=offline or None, progress=progress)
+        return load(name, offline=offline or None, progress=progress, backend=backend, **options)
 
 
 def open_checkpoint(name: str, terminal: Terminal, *, offline: bool) -> Checkpoint:

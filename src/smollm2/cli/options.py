@@ -51,6 +51,16 @@ Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", metavar="TEXT", help=r"End before TEXT (\n is a newline); repeatable."),
 ]
+Backend = Annotated[
+    str, typer.Option("--backend", metavar="NAME", help="What computes: native or numpy.")
+]
+Quant = Annotated[
+    str | None,
+    typer.Option("--quant", metavar="KIND", help="Kind of weights: q8, q4, bf16, f32, q16."),
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", metavar="N", help="Threads that compute.")
+]
 Offline = Annotated[
     bool, typer.Option("--offline", help="Never use the network; also SMOLLM2_OFFLINE=1.")
 ]

@@ -8,6 +8,7 @@ import typer
 
 from smollm2._version import __version__
 from smollm2.cli.chat import chat
+from smollm2.cli.export import export
 from smollm2.cli.listing import list_
 from smollm2.cli.pull import pull
 from smollm2.cli.run import run
@@ -53,3 +54,4 @@ app.command("list", cls=Command)(list_)
 app.command(cls=Command)(show)
 app.command(cls=Command)(tokenize)
 app.command(cls=Command)(verify)
+app.command(cls=Command)(export)

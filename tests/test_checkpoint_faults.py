@@ -213,7 +213,7 @@ def test_paths_that_hold_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"holds no model\.safetensors"):
         load_checkpoint(tmp_path)
     faulty(tmp_path)
-    with pytest.raises(ModelNotFoundError, match=r"give a \.gguf file, or the folder"):
+    with pytest.raises(ModelNotFoundError, match=r"give a \.gguf or \.smol file, or"):
         load_checkpoint(tmp_path / "model.safetensors")
 
 

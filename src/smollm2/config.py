@@ -234,8 +234,8 @@ class Config:
             num_key_value_heads=_gguf_value(metadata, "attention.head_count_kv", heads),
             head_dim=head_dim,
             max_position_embeddings=_gguf_value(metadata, "context_length"),
-            rms_norm_eps=_shortest(_gguf_value(metadata, "attention.layer_norm_rms_epsilon")),
-            rope_theta=_shortest(_gguf_value(metadata, "rope.freq_base", 10000.0)),
+            rms_norm_eps=shortest(_gguf_value(metadata, "attention.layer_norm_rms_epsilon")),
+            rope_theta=shortest(_gguf_value(metadata, "rope.freq_base", 10000.0)),
             tie_word_embeddings="output.weight" not in tensor_names,
             bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
             eos_token_ids=_eos_token_ids([end for end in ends if end is not None]),
@@ -330,7 +330,7 @@ def _gguf_vocab_size(metadata: Mapping[str, Any]) -> Any:
     return size
 
 
-def _shortest(value: Any) -> Any:
+def shortest(value: Any) -> Any:
     """Give back the decimal that was stored as float32: 9.999999747e-06 was 1e-05."""
     if type(value) is not float:
         return value

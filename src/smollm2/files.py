@@ -112,12 +112,20 @@ def write_json(path: Path, value: Any) -> None:
     Raises ``InputError`` for a value that JSON cannot hold, before anything is written.
     """
     try:
-        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-        raw = f"{text}\n".encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not a JSON value: {error}") from None
+        raw = json_bytes(value)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     with atomic_write(path) as file:
         file.write(raw)
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as indented UTF-8 JSON. Raises ``InputError`` for one that JSON cannot hold."""
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        return f"{text}\n".encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"not a JSON value: {error}") from None
 
 
 def _sync_folder(folder: Path) -> None:

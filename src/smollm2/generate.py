@@ -41,8 +41,8 @@ def load(
     """Load a model by name, folder or file, and get it ready to write.
 
     ``name`` is a registered name (``"smollm2-135m-instruct"``), ``"org/name"`` on the hub, a
-    folder with a Hugging Face checkpoint, or a ``.gguf`` file. A name that is not on this
-    machine yet is pulled first, unless ``offline``; ``progress`` is told of it (by default a
+    folder with a Hugging Face checkpoint, or a ``.gguf`` or ``.smol`` file. A name that is not on
+    this machine yet is pulled first, unless ``offline``; ``progress`` is told of it (by default a
     terminal shows it). ``strict=False`` tolerates tensors that the model does not have, and
     mixed dtypes. ``backend`` computes: ``"numpy"`` in float32, ``"native"`` with the kernels of
     this CPU; the latter has the options ``quant`` (``"q8"``, ``"q4"``, ``"bf16"``, ``"f32"``,

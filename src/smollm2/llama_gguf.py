@@ -52,4 +52,6 @@ def restore_rows(name: str, weight: Weight, config: Config) -> Weight:
         return weight
     rows = np.arange(count * config.head_dim).reshape(count, config.head_dim // 2, 2)
     order = rows.swapaxes(1, 2).reshape(-1)
-    return weight.take_rows(order) if isinstance(weight, Quantized) else weight[order]
+    if isinstance(weight, Quantized):
+        return weight.take_rows(order)
+    return weight[order] if isinstance(weight, np.ndarray) else weight

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from smollm2.errors import InputError
 from smollm2.formats.gguf import GROUPS
 from smollm2.formats.tensorfile import kind_of_dtype
+from smollm2.packing import PACKABLE, WITHOUT_LOSS, Packed, fits_bf16, pack, row_bytes
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -87,16 +88,16 @@ class Quantized:
         return out.reshape(self.shape)
 
 
-Weight: TypeAlias = NDArray[Any] | Quantized
-"""A kind of weight: a dense array or a quantized one."""
+Weight: TypeAlias = NDArray[Any] | Quantized | Packed
+"""A kind of weight: a dense array, a quantized one, or one in the kernels' layout."""
 
 
 def kind_of(weight: Weight) -> str:
-    """The kind under which files know this weight, as ``"BF16"`` or ``"Q4_1"``.
+    """The kind under which files know this weight: ``"BF16"``, ``"Q4_1"``, or ``"q4m"`` packed.
 
     Raises ``InputError`` for an array that no file holds.
     """
-    if isinstance(weight, Quantized):
+    if isinstance(weight, Quantized | Packed):
         return weight.kind
     kind = kind_of_dtype(weight.dtype)
     if kind is None:
@@ -109,13 +110,48 @@ def as_float32(weight: Weight) -> Floats:
 
     Raises ``InputError`` for arrays of integers, which are no weights by themselves.
     """
-    if isinstance(weight, Quantized):
+    if isinstance(weight, Quantized | Packed):
         return weight.dequantize()
     if kind_of(weight) not in _FLOATS:
         raise InputError(f"a weight must be floating-point, not {weight.dtype}")
     if weight.dtype == np.float32:
         return weight
     return np.ascontiguousarray(weight, dtype=np.float32).reshape(weight.shape)
+
+
+def kind_without_loss(weight: Weight) -> str | None:
+    """The smallest packed kind that holds every value of a matrix exactly, None where none does.
+
+    Dense values that are all bf16 are packed as such.
+    """
+    if isinstance(weight, Packed):
+        return weight.kind
+    if isinstance(weight, Quantized):
+        return WITHOUT_LOSS.get(weight.kind)
+    kind = kind_of(weight)
+    if kind == "F64":
+        return None
+    return "bf16" if kind == "BF16" or fits_bf16(as_float32(weight)) else "f32"
+
+
+def pack_weight(weight: Weight, kind: str, *, threads: int = 1) -> Packed:
+    """A matrix in the kernels' layout: the numbers that are stored where ``kind`` holds them.
+
+    Other values are rounded from float32. Raises ``InputError`` as ``packing.pack`` does.
+    """
+    if isinstance(weight, Packed):
+        if weight.kind == kind:
+            return weight
+    elif isinstance(weight, Quantized):
+        if WITHOUT_LOSS.get(weight.kind) == kind:
+            return _packed(weight.data, weight.kind, weight.shape, kind, threads)
+    elif kind_of(weight) in PACKABLE:
+        return _packed(row_bytes(weight), kind_of(weight), weight.shape, kind, threads)
+    return _packed(row_bytes(as_float32(weight)), "F32", weight.shape, kind, threads)
+
+
+def _packed(data: Bytes, row_kind: str, shape: tuple[int, ...], kind: str, threads: int) -> Packed:
+    return Packed.of_bytes(kind, shape, pack(data, row_kind, shape[-1], kind, threads=threads))
 
 
 def _halves(raw: Bytes) -> Floats:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from smollm2.errors import CheckpointError, InputError
 from smollm2.formats.safetensors import open_safetensors, write_safetensors
-from smollm2.quantize import Quantized, Weight, as_float32, kind_of
+from smollm2.quantize import Weight, as_float32, kind_of
 
 _MAX_LISTED = 20
 _DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -88,7 +88,7 @@ class State(Mapping[str, Weight]):
         """
         dense: dict[str, NDArray[Any]] = {}
         for name, weight in self.items():
-            if isinstance(weight, Quantized):
+            if not isinstance(weight, np.ndarray):
                 raise InputError(
                     f"tensor {name!r} is {weight.kind}, which safetensors cannot hold: "
                     "dequantize the weights to float32, bfloat16 or float16 first"
@@ -265,7 +265,7 @@ def _check_name(name: str) -> None:
 
 def _identity(weight: Weight) -> object:
     """Equal for weights that are the same memory seen in the same way."""
-    array = weight.data if isinstance(weight, Quantized) else weight
+    array = weight if isinstance(weight, np.ndarray) else weight.data
     if array.size == 0:
         return id(weight)
     return (array.ctypes.data, kind_of(weight), weight.shape, array.strides)

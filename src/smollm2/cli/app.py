@@ -10,6 +10,7 @@ from smollm2._version import __version__
 from smollm2.cli.bench import bench
 from smollm2.cli.chat import chat
 from smollm2.cli.eval import eval_
+from smollm2.cli.export import export
 from smollm2.cli.listing import list_
 from smollm2.cli.pull import pull
 from smollm2.cli.run import run
@@ -57,3 +58,4 @@ app.command(cls=Command)(tokenize)
 app.command(cls=Command)(verify)
 app.command(cls=Command)(bench)
 app.command("eval", cls=Command)(eval_)
+app.command(cls=Command)(export)

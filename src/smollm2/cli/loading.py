@@ -105,7 +105,9 @@ def size_text(nbytes: int) -> str:
 def format_of(path: Path) -> str:
     """Tell the format of a checkpoint by the names of its files."""
     suffixes = {file.suffix for file in (path.iterdir() if path.is_dir() else [path])}
-    return next((name for name in ("safetensors", "gguf") if f".{name}" in suffixes), "unknown")
+    return next(
+        (name for name in ("safetensors", "gguf", "smol") if f".{name}" in suffixes), "unknown"
+    )
 
 
 def _new_bar() -> Bar:

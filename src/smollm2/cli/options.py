@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 Model = Annotated[
-    str, typer.Option("-m", "--model", metavar="MODEL", help="Name, folder or .gguf file.")
+    str, typer.Option("-m", "--model", metavar="MODEL", help="Name, folder, .gguf or .smol file.")
 ]
 MaxTokens = Annotated[
     int | None,

@@ -25,7 +25,7 @@ _FEW = 8
 
 def show(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Name, folder or .gguf file.")
+        str, typer.Argument(metavar="MODEL", help="Name, folder, .gguf or .smol file.")
     ] = options.DEFAULT_MODEL,
     tensors: Annotated[bool, typer.Option("--tensors", help="List all tensors instead.")] = False,
     template: Annotated[

@@ -8,8 +8,8 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -144,6 +144,17 @@ class Terminal:
                 lines.append(part)
         for text in lines:
             _say(f"{styled(text, DIM) if self._stderr_color else text}\n")
+
+    @contextmanager
+    def status(self) -> Iterator[Callable[[str], None]]:
+        """Give a way to say on stderr how far something is: in one line, if that can be redrawn."""
+        if not self.is_live:
+            yield self.note
+            return
+        try:
+            yield lambda text: _say(f"\r\033[K{styled(printable(text)[: _COLUMNS - 1], DIM)}")
+        finally:
+            _say("\r\033[K")
 
     def error(self, message: str) -> None:
         """Write an error to stderr, in one line."""

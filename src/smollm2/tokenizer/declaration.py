@@ -7,7 +7,7 @@ GGUF keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -78,21 +78,41 @@ def declared_by_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if len(vocab) != len(tokens):
         twice = next(token for index, token in enumerate(tokens) if vocab[token] != index)
         raise TokenizerError(f"tokenizer.ggml.tokens lists {twice!r} twice")
+    added = [
+        added_token(tokens[index], index, special=kind == _CONTROL)
+        for index, kind in enumerate(_token_types(metadata, len(tokens)))
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    return declared(vocab, _strings(metadata, "tokenizer.ggml.merges"), added, pre)
+
+
+def declared(
+    vocab: Mapping[str, int], merges: Sequence[Any], added: Sequence[Mapping[str, Any]], pre: str
+) -> dict[str, Any]:
+    """Write the tokenizer.json of a byte-level BPE with one of ``GGUF_PRE_TOKENIZERS``.
+
+    ``merges`` are of either style, ``added`` made by ``added_token``.
+    """
     return {
         "version": "1.0",
-        "added_tokens": [
-            _added(tokens[index], index, special=kind == _CONTROL)
-            for index, kind in enumerate(_token_types(metadata, len(tokens)))
-            if kind in (_CONTROL, _USER_DEFINED)
-        ],
+        "added_tokens": list(added),
         "normalizer": None,
         "pre_tokenizer": GGUF_PRE_TOKENIZERS[pre],
         "decoder": _BYTE_LEVEL,
-        "model": {
-            "type": "BPE",
-            "vocab": vocab,
-            "merges": _strings(metadata, "tokenizer.ggml.merges"),
-        },
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+    }
+
+
+def added_token(content: str, token_id: int, *, special: bool) -> dict[str, Any]:
+    """Write a token that is matched before the text is split, as tokenizer.json does."""
+    return {
+        "id": token_id,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": special,
     }
 
 
@@ -217,18 +237,6 @@ def _added_tokens(declaration: Mapping[str, Any], source: str) -> dict[int, toke
             raise TokenizerError(f"{source}: two added tokens have the id {token_id}")
         added[token_id] = token
     return added
-
-
-def _added(content: str, token_id: int, *, special: bool) -> dict[str, Any]:
-    return {
-        "id": token_id,
-        "content": content,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": special,
-    }
 
 
 def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from smollm2.errors import FormatError, InputError, TokenizerError
-from smollm2.files import atomic_write, parse_json, write_json
+from smollm2.files import atomic_write, json_bytes, parse_json
 from smollm2.tokenizer.declaration import build, declared_by_gguf
 from smollm2.tokenizer.stream_decoder import StreamDecoder
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _NAMED = ("bos", "eos", "pad")  # the special tokens that have a task
 _FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 _TOKENS_MAP, _TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
+FILES = (_FILE, _CONFIG, _TOKENS_MAP, _TEMPLATE)
+"""Files of a folder that belong to a tokenizer; only the first has to be there."""
 _GGUF_NAMED = {
     "bos": "tokenizer.ggml.bos_token_id",
     "eos": "tokenizer.ggml.eos_token_id",
@@ -102,10 +104,17 @@ class Tokenizer:
 
         Raises ``FormatError`` and ``TokenizerError`` as ``from_file`` does.
         """
-        paths = {name: Path(folder) / name for name in (_FILE, _CONFIG, _TOKENS_MAP, _TEMPLATE)}
-        files = {
-            name: _read(path) for name, path in paths.items() if name == _FILE or path.is_file()
-        }
+        paths = {name: Path(folder) / name for name in FILES}
+        return cls.from_files(
+            {name: _read(path) for name, path in paths.items() if name == _FILE or path.is_file()},
+            folder,
+        )
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes], where: Path | str) -> Tokenizer:
+        """Open the files of a folder by their content; ``where`` names the folder in errors."""
+        paths = {name: Path(where) / name for name in FILES}
+        files = {name: files[name] for name in FILES if name in files}
         parsed = {
             name: parse_json(files[name], str(paths[name])) if name in files else {}
             for name in (_FILE, _CONFIG, _TOKENS_MAP)
@@ -231,20 +240,24 @@ class Tokenizer:
             return self._files[_FILE].decode()
         return self._libraries.parsing.to_str()
 
-    def save(self, folder: Path | str) -> None:
-        """Write tokenizer.json and tokenizer_config.json into a folder, made if need be.
+    def files(self) -> dict[str, bytes]:
+        """Return tokenizer.json and tokenizer_config.json by name, and what else it came from.
 
-        Files that the tokenizer came from are written byte for byte. Those that it did not come
-        from are made so that transformers loads them with the same ids.
+        Files that the tokenizer came from are as they were. Those that it did not come from are
+        made so that transformers loads them with the same ids.
         """
+        files = {_FILE: self.to_json().encode()} | self._files
+        if _CONFIG not in files:
+            files[_CONFIG] = json_bytes(self._config())
+        return files
+
+    def save(self, folder: Path | str) -> None:
+        """Write ``files()`` into a folder, made if need be."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        files = {_FILE: self.to_json().encode()} | self._files
-        for name, data in files.items():
+        for name, data in self.files().items():
             with atomic_write(folder / name) as file:
                 file.write(data)
-        if _CONFIG not in files:
-            write_json(folder / _CONFIG, self._config())
 
     def _config(self) -> dict[str, Any]:
         """Return what tokenizer_config.json says beside tokenizer.json."""

@@ -1,0 +1,194 @@
+"""Exporting a checkpoint as one .smol file, which the native engine maps and uses as it lies."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from smollm2.checkpoint import Checkpoint, side_files, state_of
+from smollm2.errors import CheckpointError, InputError
+from smollm2.formats.smol import (
+    BLOCK_BYTES,
+    TILE_ROWS,
+    Bytes,
+    SmolTensor,
+    packed_bytes,
+    tile_bytes,
+    write_smol,
+)
+from smollm2.quantize import Weight, as_float32, kind_of, kind_without_loss, pack_weight
+from smollm2.stacks import Stack, stacks
+from smollm2.state import State
+from smollm2.weights import EMBEDDING, HEAD
+
+QUANTS = tuple(BLOCK_BYTES)
+"""Kinds that matrices can be exported as."""
+
+_INSTEAD = "q8"
+"""What a kind becomes that no packed one holds without loss."""
+
+_ENDS = {"q4": "q8", "q4m": "q8"}
+"""What the embedding and the head are where 4 bit is asked for."""
+
+Progress = Callable[[SmolTensor, int, int], object]
+"""Told of each tensor before it is packed: which, its number from 1 on, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindSize:
+    """What the tensors of one kind take: how many, their values, and bytes with all padding."""
+
+    kind: str
+    tensors: int
+    weights: int
+    nbytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits stored for each value, scales and padding included."""
+        return 8 * self.nbytes / self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A file that was written: size in bytes, seconds it took, and what its tensors take.
+
+    ``remarks`` say what was not held without loss though no quant was asked for.
+    """
+
+    path: Path
+    nbytes: int
+    seconds: float
+    kinds: tuple[KindSize, ...]
+    remarks: tuple[str, ...]
+
+
+def export_smol(
+    checkpoint: Checkpoint,
+    path: Path | str,
+    *,
+    quant: str | None = None,
+    stacked: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write a .smol file, atomically; it is opened and verified before it gets its name.
+
+    ``quant`` is one of ``QUANTS``; with the 4-bit ones, the embedding and the head are q8. Without
+    it, each matrix is held without loss where that is possible, else as q8. Norms are float32.
+    ``stacked`` puts queries, keys and values, and gate and up, into one matrix each.
+
+    Raises ``InputError`` for an unknown quant, a file that exists (unless ``force``), and weights
+    to be quantized that are not finite, ``CheckpointError`` for weights that do not fit the
+    config, and ``OSError``.
+    """
+    began = time.perf_counter()
+    path = Path(path)
+    if quant is not None and quant not in QUANTS:
+        raise InputError(f"quant is {quant!r:.80}: it must be one of {', '.join(QUANTS)}")
+    check_free(path, force=force)
+    plan = _Plan(checkpoint, quant, stacked=stacked)
+    count, done = len(plan.tensors), 0
+
+    def packed(tensor: SmolTensor) -> Bytes:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(tensor, done, count)
+        try:
+            return plan.pack(tensor)
+        except InputError as error:
+            raise InputError(f"{checkpoint.path}: {tensor.name}: {error}") from None
+
+    write_smol(path, side_files(checkpoint), plan.tensors, packed)
+    seconds = time.perf_counter() - began
+    return Exported(path, path.stat().st_size, seconds, plan.sizes(), plan.remarks)
+
+
+def check_free(path: Path, *, force: bool) -> None:
+    """Raise ``InputError`` where a file would be replaced that nobody said to replace."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder: give the name of a file")
+    if path.exists() and not force:
+        raise InputError(f"{path}: exists: give another name, or --force to replace it")
+
+
+class _Plan:
+    """Which tensors a file gets, of which kinds, and how each is made."""
+
+    def __init__(self, checkpoint: Checkpoint, quant: str | None, *, stacked: bool) -> None:
+        self._weights = state_of(checkpoint.weights)
+        shapes = {spec.name: spec.shape for spec in self._weights.descriptor}
+        if shapes != checkpoint.config.shapes:
+            raise CheckpointError("the weights have other names or shapes than the config asks for")
+        kinds = {name: _kind(name, weight, quant) for name, weight in self._weights.items()}
+        self.remarks = () if quant is not None else _remarks(self._weights, kinds)
+        self._stacks: dict[str, Stack] = {}
+        whole = {name: SmolTensor(name, kinds[name], shape) for name, shape in shapes.items()}
+        for stack in stacks(shapes) if stacked else ():
+            first, *others = (part.name for part in stack.parts)
+            if all(kinds[name] == kinds[first] for name in others):
+                self._stacks[stack.name] = stack
+                whole[first] = SmolTensor(stack.name, kinds[first], stack.shape)
+                for name in others:
+                    del whole[name]
+        self.tensors = tuple(whole.values())
+
+    def pack(self, tensor: SmolTensor) -> Bytes:
+        """The bytes of a tensor."""
+        stack = self._stacks.get(tensor.name)
+        if stack is None:
+            return self._single(tensor.name, tensor.kind)
+        rows, cols = stack.shape
+        tiles = np.empty((rows // TILE_ROWS, tile_bytes(tensor.kind, cols)), dtype=np.uint8)
+        for part in stack.parts:
+            tiles[part.tiles] = self._single(part.name, tensor.kind)
+        return tiles
+
+    def sizes(self) -> tuple[KindSize, ...]:
+        """What each kind takes, in the order in which kinds appear."""
+        by_kind: dict[str, list[SmolTensor]] = {}
+        for tensor in self.tensors:
+            by_kind.setdefault(tensor.kind, []).append(tensor)
+        return tuple(
+            KindSize(
+                kind,
+                len(tensors),
+                sum(prod(tensor.shape) for tensor in tensors),
+                sum(packed_bytes(kind, tensor.shape) for tensor in tensors),
+            )
+            for kind, tensors in by_kind.items()
+        )
+
+    def _single(self, name: str, kind: str) -> Bytes:
+        weight = self._weights[name]
+        if len(weight.shape) == 1:
+            return as_float32(weight).astype("<f4", copy=False).view(np.uint8)
+        return pack_weight(weight, kind, threads=os.cpu_count() or 1).data
+
+
+def _kind(name: str, weight: Weight, quant: str | None) -> str:
+    if len(weight.shape) == 1:
+        return "f32"
+    if quant is None:
+        return kind_without_loss(weight) or _INSTEAD
+    return _ENDS.get(quant, quant) if name in (EMBEDDING, HEAD) else quant
+
+
+def _remarks(weights: State, kinds: Mapping[str, str]) -> tuple[str, ...]:
+    lossy = Counter(
+        (kind_of(weight), kinds[name])
+        for name, weight in weights.items()
+        if len(weight.shape) == 2 and kind_without_loss(weight) is None
+    )
+    return tuple(
+        f"{count} tensors of {source} are rounded to {kind}: no kind holds {source} without loss"
+        for (source, kind), count in lossy.items()
+    )

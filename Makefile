@@ -8,7 +8,7 @@ PYTHON_FILES := $(shell find src -name '*.py')
 .PHONY: run test check setup format clean
 
 run: .venv/core  ## complete a prompt with the real 135M weights
-	$(BIN)/smollm2 run --prompt "The capital of France is" --max-tokens 32
+	$(BIN)/smollm2 run "The capital of France is" --echo --stop "\n"
 
 test: .venv/dev  ## run all tests
 	$(BIN)/python -m pytest

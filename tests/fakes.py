@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.backends.kvcache import KVCache
 from smollm2.batch import Batch
+from smollm2.cache import Cache
 from smollm2.config import Config
 from smollm2.tokenizer import Tokenizer
 from tests.tiny import tiny_config
@@ -83,15 +83,17 @@ class ScriptedModel:
         self.fed: list[int] = []
         self.fail_at: int | None = None
 
-    def new_cache(self, rows: int = 1, capacity: int | None = None) -> KVCache:
-        limit = capacity or self.config.max_position_embeddings
-        return KVCache(layers=1, rows=rows, capacity=limit, heads=1, size=1)
+    def new_cache(self, rows: int = 1, capacity: int | None = None) -> Cache:
+        return Cache(rows, capacity or self.config.max_position_embeddings)
 
-    def forward(self, batch: Batch, cache: KVCache | None = None) -> NDArray[np.float32]:
+    def close(self) -> None:
+        pass
+
+    def forward(self, batch: Batch, cache: Cache | None = None) -> NDArray[np.float32]:
         if self.fail_at is not None and len(self.fed) >= self.fail_at:
             raise RuntimeError("scripted failure")
         if cache is not None:
-            cache.prepare(batch)
+            cache.check(batch)
         logits = np.zeros((len(batch.wanted), self.config.vocab_size), dtype=np.float32)
         for row, token in enumerate(batch.wanted):
             following = int(batch.positions[token]) + 1

@@ -31,7 +31,6 @@ def test_files_and_functions_stay_small(path: Path) -> None:
         for f in functions(ast.parse(text))
         if f.end_lineno and f.end_lineno - f.lineno + 1 > LONGEST_FUNCTION
     }
-    # `generate` and `stream` are long for their documented options, not for their bodies.
     assert not long
 
 

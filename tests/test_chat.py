@@ -10,6 +10,7 @@ import pytest
 from smollm2.chat import ChatSession
 from smollm2.errors import ContextLengthError, FormatError, InputError, TemplateError
 from smollm2.generate import SmolLM2
+from smollm2.results import Piece
 from smollm2.template import DEFAULT_SYSTEM, SMOLLM2_TEMPLATE, ChatTemplate
 from smollm2.tokenizer import Tokenizer
 from tests.fakes import ScriptedModel, byte_tokenizer, say
@@ -77,12 +78,12 @@ def test_a_turn_feeds_only_its_new_tokens(model: SmolLM2) -> None:
     """Feature rows 22, 42."""
     chat = model.chat()
     chat.send("Hello")
-    before, passes = len(chat.cached_ids), len(model.model.fed)
+    before, passes = len(chat.cached_ids), len(model.lm.fed)
     second = chat.send("More")
     new = second.stats.prompt_tokens - second.stats.cached_tokens
     assert second.stats.cached_tokens == before
     assert new == len("user\nMore\n") + len("assistant\n") + 3  # three control tokens
-    assert model.model.fed[passes] == new
+    assert model.lm.fed[passes] == new
 
 
 def test_a_turn_cut_by_max_tokens_is_closed_in_the_cache(model: SmolLM2) -> None:
@@ -157,24 +158,51 @@ def test_a_cancelled_answer_stays_as_far_as_it_came(model: SmolLM2) -> None:
     assert chat.send("Go on").text == "ok"
 
 
-def test_two_answers_at_once_are_refused(model: SmolLM2) -> None:
+def test_the_next_turn_ends_an_answer_that_was_left(model: SmolLM2) -> None:
     chat = model.chat()
-    stream = chat.stream("Hello")
-    next(stream)
-    with pytest.raises(InputError, match="still running"):
-        chat.send("Me too")
-    stream.finish()
+    for _ in chat.stream("Hello"):
+        break
     assert chat.send("Me too").text == "ok"
+    assert [m["content"] for m in chat.messages] == ["Hello", "o", "Me too", "ok"]
+    left = chat.stream("More")
+    next(left)
+    chat.reset()
+    assert (chat.messages, left.result.finish_reason) == ((), "cancelled")
+
+
+def test_a_callback_that_raises_ends_the_answer_and_no_more(model: SmolLM2) -> None:
+    chat = model.chat()
+
+    def boom(piece: Piece) -> None:
+        if piece.origin == "generated":
+            raise KeyError(piece.text)
+
+    with pytest.raises(KeyError, match="o"):
+        chat.send("Hello", on_piece=boom)
+    assert chat.send("Again").text == "ok"
+    assert chat.cached_ids == ids_of(chat)
+
+
+def test_a_turn_whose_cache_cannot_follow_changes_nothing(model: SmolLM2) -> None:
+    chat = model.chat()
+    chat.send("Hello")
+    model.lm.fail_at = len(model.lm.fed) + 3  # prompt, "o", "k": then the turn's end is fed
+    with pytest.raises(RuntimeError, match="scripted failure"):
+        chat.send("Boom")
+    model.lm.fail_at = None
+    assert len(chat) == 2
+    assert chat.send("Again").text == "ok"
+    assert chat.cached_ids == ids_of(chat)
 
 
 def test_a_turn_that_fails_changes_nothing(model: SmolLM2) -> None:
     chat = model.chat()
     chat.send("Hello")
     before = chat.messages
-    model.model.fail_at = len(model.model.fed)
+    model.lm.fail_at = len(model.lm.fed)
     with pytest.raises(RuntimeError, match="scripted failure"):
         chat.send("Boom")
-    model.model.fail_at = None
+    model.lm.fail_at = None
     assert chat.messages == before
     assert chat.send("Again").text == "ok"
     assert chat.cached_ids == ids_of(chat)
@@ -192,13 +220,24 @@ def test_overflow_is_an_error_by_default(tokenizer: Tokenizer) -> None:
 
 def test_drop_oldest_forgets_whole_turns(tokenizer: Tokenizer) -> None:
     chat = answering(tokenizer, "ok", context=120).chat(False, drop_oldest=True)
-    for letter in "abcd":
+    for letter in "abcd":  # each turn takes about half of the context
         assert chat.send(letter * 40, max_tokens=8).text == "ok"
         assert chat.cached_ids == ids_of(chat)
         assert len(chat.cached_ids) <= 120
     assert [m["content"][0] for m in chat.messages] == ["d", "o"]
     with pytest.raises(ContextLengthError):
         chat.send("e" * 200)
+
+
+def test_drop_oldest_leaves_room_for_an_answer(tokenizer: Tokenizer) -> None:
+    chat = answering(tokenizer, "o" * 30, context=160).chat(False, drop_oldest=True)
+    for _ in range(6):
+        assert chat.send("x" * 20).text == "o" * 30
+    system = {"role": "system", "content": "S"}
+    kept = ChatSession(chat.model, messages=[system], drop_oldest=True)
+    for _ in range(4):
+        kept.send("x" * 40)
+        assert kept.messages[0] == system
 
 
 def test_reset_is_a_fresh_conversation(model: SmolLM2) -> None:
@@ -249,6 +288,57 @@ def test_a_broken_file_is_one_clear_error(
 def test_without_a_template_a_chat_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(TemplateError, match="no chat template"):
         SmolLM2(ScriptedModel({}), tokenizer=tokenizer).chat()
+
+
+LLAMA3 = (
+    "{{- bos_token }}{%- if messages[0]['role'] == 'system' %}"
+    "{%- set first = messages[0]['content'] %}{%- set messages = messages[1:] %}"
+    "{%- else %}{%- set first = '' %}{%- endif %}"
+    "<|im_start|>system\n{{ first }}<|im_end|>{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{{ m['content'] | trim }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""In the manner of other families: looks at messages[0], trims, ends turns its own way."""
+
+
+def test_a_template_of_another_family(model: SmolLM2) -> None:
+    """Its end of turn is a stop id; offsets and the cache work as with SmolLM2's own."""
+    template = ChatTemplate(LLAMA3)
+    chat = model.chat(template=template)
+    g = chat.send(" Hello ")
+    assert chat.send("More").text == "ok"
+    assert chat.build_prompt(2).startswith("<|im_start|>user\nMore<|endoftext|>")
+    assert chat.cached_ids == tuple(
+        template.encode(chat.model.tokenizer, chat.messages, add_generation_prompt=False)
+    )
+    assert g.params.stop_ids == (0,)
+    assert chat.send("x", ignore_eos=True, max_tokens=3).params.stop_ids == ()
+
+
+def test_a_template_that_refuses_the_answer_changes_nothing(model: SmolLM2) -> None:
+    source = (
+        "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('no') }}"
+        "{% endif %}<|im_start|>{{ m['content'] }}{% endfor %}"
+    )
+    chat = model.chat(template=ChatTemplate(source))
+    with pytest.raises(TemplateError, match="no"):
+        chat.send("x")
+    assert chat.messages == ()
+
+
+def test_messages_may_be_given(model: SmolLM2) -> None:
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    chat = model.chat(messages=said)
+    chat.send("More")
+    assert list(chat.messages[:2]) == said
+    assert chat.cached_ids == ids_of(chat)
+    assert "4 messages" in repr(chat)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"hi"])
+def test_a_turn_is_text(model: SmolLM2, wrong: object) -> None:
+    with pytest.raises(InputError, match="a message of the user is text"):
+        model.chat().send(wrong)
 
 
 def test_options_of_session_and_turn(model: SmolLM2) -> None:

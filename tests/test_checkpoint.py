@@ -139,6 +139,7 @@ def test_a_folder_with_one_gguf_file(tmp_path: Path) -> None:
     assert load_checkpoint(str(tmp_path)).config == config
 
 
+@pytest.mark.weights
 def test_real_file(real_gguf: Path) -> None:
     """Rows 113, 143. Q rows compared with the gguf package's own reading. Cases: W1."""
     checkpoint = load_checkpoint(real_gguf)

@@ -46,6 +46,8 @@ def test_required_keys(key: str) -> None:
         ("rms_norm_eps", None),
         ("rope_theta", float("inf")),
         ("rope_theta", 10**400),
+        ("rope_theta", 1e-300),  # 0 in float32
+        ("rms_norm_eps", 1e300),  # infinite in float32
         ("rope_theta", False),
         ("tie_word_embeddings", 1),
         ("tie_word_embeddings", None),

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from math import isnan
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from smollm2.errors import ContextLengthError, InputError, NumericsError, TokenizerError
-from smollm2.generate import DEFAULT_MAX_TOKENS, SmolLM2
+from smollm2.backends.numpy import backend
+from smollm2.errors import (
+    ContextLengthError,
+    InputError,
+    ModelNotFoundError,
+    NumericsError,
+    TokenizerError,
+)
+from smollm2.generate import SmolLM2, load
 from smollm2.lane import PREFILL_CHUNK
+from smollm2.request import DEFAULT_MAX_TOKENS
 from smollm2.results import Piece
 from smollm2.sampling import SamplingParams
 from smollm2.tokenizer import Tokenizer
 from tests.fakes import ScriptedModel, byte_tokenizer, say
-from tests.tiny import tiny_config
+from tests.tiny import random_weights, tiny_config, write_hf
 
 PROMPT = "Hi"  # two bytes, two tokens
 
@@ -59,10 +71,31 @@ def test_max_tokens(speak) -> None:
     assert (nothing.text, nothing.token_ids, nothing.finish_reason) == ("", (), "length")
 
 
+def test_a_stop_string_that_is_a_control_token(speak) -> None:
+    """cases: S2; it has no text to match, so its id counts."""
+    g = speak("ab").generate(PROMPT, stop="<|im_end|>", ignore_eos=True)
+    assert (g.text, g.finish_reason, g.stopped_by) == ("ab", "stop", 2)
+
+
+def test_control_tokens_are_shown_where_asked(speak) -> None:
+    """cases: S3; feature row 51."""
+    stream = speak("ab").stream(PROMPT, show_special=True)
+    assert "".join(str(piece) for piece in stream) == "ab<|im_end|>" == stream.result.text
+
+
+def test_ids_beyond_the_tokenizer_have_no_text(tokenizer) -> None:
+    """An embedding may be padded to more rows than there are tokens."""
+    config = tiny_config(vocab_size=300)
+    model = SmolLM2(ScriptedModel({1: 280, 2: 2}, config=config), tokenizer=tokenizer)
+    stream = model.stream([299], echo=True)
+    assert "".join(piece.text for piece in stream) == ""
+    assert stream.result.token_ids == (280, 2)
+
+
 def test_each_token_is_fed_once(speak) -> None:
     model = speak("abc")
     model.generate(PROMPT)
-    assert model.model.fed == [2, 1, 1, 1]
+    assert model.lm.fed == [2, 1, 1, 1]
 
 
 def test_ignore_eos_and_own_stop_ids(speak) -> None:
@@ -143,15 +176,15 @@ def test_stats_are_consistent(speak) -> None:
     assert s.prefill_tokens_per_second == pytest.approx(2 / s.prefill_seconds)
     assert s.decode_tokens_per_second == pytest.approx(4 / s.decode_seconds)
     assert s.summary() == (
-        f"prefill 2 tokens at {s.prefill_tokens_per_second:.0f}/s · "
-        f"decode 5 at {s.decode_tokens_per_second:.0f}/s · "
-        f"first after {s.ttft:.2f} s · seed 5"
+        f"2 tokens in at {s.prefill_tokens_per_second:.0f}/s · "
+        f"5 out at {s.decode_tokens_per_second:.0f}/s · first after {s.ttft:.2f} s"
     )
 
 
 def test_rates_are_zero_without_time(speak) -> None:
     s = speak("a").generate(PROMPT, max_tokens=1).stats
     assert s.decode_tokens_per_second == 0.0
+    assert " · 1 out · first after " in s.summary()
 
 
 def test_the_seed_is_reported_and_repeats_the_result(tokenizer) -> None:
@@ -188,13 +221,25 @@ def test_logprobs_of_each_token(speak) -> None:
 
 def test_an_empty_prompt_is_refused(speak) -> None:
     for empty in ("", []):
-        with pytest.raises(InputError, match="the prompt is empty"):
+        with pytest.raises(InputError, match="the prompt is empty: it needs a token"):
             speak("a").generate(empty)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"abc", {1: 2}, [[1]], ["a"], [{"role": "user"}]])
+def test_a_prompt_is_text_or_ids(speak, wrong: object) -> None:
+    with pytest.raises(InputError, match=r"text or token ids|is not a token id"):
+        speak("a").generate(wrong)
 
 
 def test_ids_outside_the_vocabulary_are_refused(speak) -> None:
     with pytest.raises(InputError, match="token id 260 is not in a vocabulary of 260"):
         speak("a").generate([5, 260])
+
+
+@pytest.mark.parametrize("wrong", [5.0, True, "7", None])
+def test_only_integers_are_ids(speak, wrong: object) -> None:
+    with pytest.raises(InputError, match="is not a token id"):
+        speak("a").generate([5, wrong])
 
 
 def test_prompt_and_answer_must_fit(speak) -> None:
@@ -205,7 +250,7 @@ def test_prompt_and_answer_must_fit(speak) -> None:
     with pytest.raises(ContextLengthError) as caught:
         model.generate([5] * 300)
     assert (caught.value.prompt_tokens, caught.value.context_length) == (300, 256)
-    assert model.model.fed == []
+    assert model.lm.fed == []
     full = model.generate([5] * 250, max_tokens=6, ignore_eos=True)
     assert len(full.token_ids) == 6
 
@@ -299,6 +344,59 @@ def test_closing_a_stream_cancels_it_and_frees_the_cache(speak) -> None:
         stream.close()
 
 
+def test_a_forgotten_stream_frees_its_cache(speak) -> None:
+    closed = []
+    model = speak("abc")
+    new_cache = model.lm.new_cache
+
+    def watched(*arguments):
+        cache = new_cache(*arguments)
+        close = cache.close
+        cache.close = lambda: (closed.append(True), close())
+        return cache
+
+    model.lm.new_cache = watched
+    stream = model.stream(PROMPT)
+    next(stream)
+    del stream
+    gc.collect()
+    assert closed == [True]
+    with model.stream(PROMPT) as stream:
+        next(stream)
+    assert closed == [True, True]
+    assert stream.result.finish_reason == "cancelled"
+
+
+def test_a_callback_that_raises_cancels(speak) -> None:
+    stream = speak("abc").stream(PROMPT, on_piece=lambda piece: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        next(stream)
+    assert stream.is_over
+
+
+def test_a_stream_cannot_be_closed_under_another_thread(speak) -> None:
+    model = speak("abc")
+    at_work, may_go = threading.Event(), threading.Event()
+    forward = model.lm.forward
+
+    def slow(batch, cache=None):
+        at_work.set()
+        may_go.wait(10)
+        return forward(batch, cache)
+
+    model.lm.forward = slow
+    stream = model.stream(PROMPT)
+    thread = threading.Thread(target=stream.finish)
+    thread.start()
+    at_work.wait(10)
+    with pytest.raises(InputError, match="another thread waits"):
+        stream.close()
+    stream.cancel()
+    may_go.set()
+    thread.join()
+    assert stream.result.finish_reason == "cancelled"
+
+
 def test_a_failure_is_not_swallowed(tokenizer) -> None:
     scripted = ScriptedModel({}, otherwise=9)
     scripted.fail_at = 2
@@ -318,6 +416,37 @@ def test_nan_logits_are_a_named_error(tokenizer) -> None:
     for temperature in (0.0, 0.7):
         with pytest.raises(NumericsError, match=r"(?i)nan"):
             SmolLM2(scripted, tokenizer=tokenizer).generate(PROMPT, temperature=temperature)
+
+
+def test_many_threads_share_a_model(tokenizer) -> None:
+    """cases: K11."""
+    config = tiny_config(vocab_size=260)
+    weights = random_weights(config, seed=4)
+    model = SmolLM2(backend.load(config, weights), tokenizer=tokenizer)
+    prompts = [f"prompt number {i}" for i in range(12)]
+    alone = [model.generate(p, max_tokens=12, temperature=0.9, seed=7).token_ids for p in prompts]
+    with ThreadPoolExecutor(6) as pool:
+        together = pool.map(
+            lambda p: model.generate(p, max_tokens=12, temperature=0.9, seed=7).token_ids, prompts
+        )
+    assert list(together) == alone
+
+
+def test_memory_stays_flat(tokenizer) -> None:
+    """cases: P9; what Python holds after 200 generations is what it held after the first few."""
+    config = tiny_config(vocab_size=260)
+    model = SmolLM2(backend.load(config, random_weights(config)), tokenizer=tokenizer)
+    tracemalloc.start()
+    for _ in range(20):
+        model.generate(PROMPT, max_tokens=8)
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(200):
+        model.generate(PROMPT, max_tokens=8)
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 200 * 1000  # a cache that stayed would be 64 kB
 
 
 def test_the_same_request_twice_is_the_same_text(speak) -> None:
@@ -353,16 +482,26 @@ def test_score_is_the_logprob_of_each_next_token(tokenizer) -> None:
 def test_score_of_one_token_and_of_too_many(tokenizer) -> None:
     model = SmolLM2(ScriptedModel({}), tokenizer=tokenizer)
     one = model.score("a")
-    assert (one.logprobs, one.total, one.mean, one.perplexity) == ((None,), 0.0, 0.0, 1.0)
+    assert (one.logprobs, one.total) == ((None,), 0.0)
+    assert isnan(one.mean)
+    assert isnan(one.perplexity)
     with pytest.raises(ContextLengthError):
         model.score("a" * 257)
     assert len(model.score("a" * 256).logprobs) == 256
 
 
-def test_load_says_what_is_missing(tmp_path: Path) -> None:
-    from smollm2 import load
-    from smollm2.errors import ModelNotFoundError
+def test_a_path_is_never_a_name(tmp_path: Path, monkeypatch) -> None:
+    folder = tmp_path / "smollm2-135m-instruct"
+    write_hf(folder, tiny_config(), random_weights(tiny_config()))
+    monkeypatch.chdir(tmp_path)
+    model = load(Path("smollm2-135m-instruct"))
+    assert model.config.vocab_size == 96
+    assert repr(model) == "SmolLM2('smollm2-135m-instruct', 0.1M parameters, context length 256)"
+    model.close()
+    assert repr(model) == "SmolLM2('smollm2-135m-instruct', closed)"
 
+
+def test_load_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="nowhere"):
         load(str(tmp_path / "nowhere"))
     with pytest.raises(InputError, match="no backend named"):

@@ -88,7 +88,7 @@ def aligned(type_id: int, value: bytes) -> bytes:
 
 HOSTILE = {
     "empty file": (b"", "the file is empty"),
-    "two bytes": (b"GG", "the file ends inside the magic"),
+    "two bytes": (b"GG", "not a GGUF file"),
     "magic alone": (b"GGUF", "the file ends inside the version"),
     "other magic": (packed(magic=b"GGML"), "not a GGUF file"),
     "a safetensors file": ((8).to_bytes(8, "little") + b"{}      ", "not a GGUF file"),

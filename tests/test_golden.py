@@ -37,7 +37,7 @@ def test_prompt_logits_and_greedy_ids(model: SmolLM2, case: dict[str, Any]) -> N
     prompt, greedy, margins = case["prompt_ids"], case["greedy_ids"], case["greedy_margins"]
     assert model.encode(case["prompt"], allow_special=True) == prompt
 
-    lane = Lane(model.model)
+    lane = Lane(model.lm)
     logits = lane.feed(prompt)
     assert logits is not None
     for token, value in case["last_top10"]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from smollm2.backends import get_backend
 from smollm2.backends.numpy import NumpyModel, NumpyOps, backend
 from smollm2.batch import Batch, Span
-from smollm2.errors import CacheError, InputError
+from smollm2.cache import Cache
+from smollm2.errors import CacheError, ContextLengthError, InputError
 from smollm2.weights import Mlp
 from tests.tiny import random_weights, tiny_config
 
@@ -64,7 +67,8 @@ def test_swiglu_without_overflow() -> None:
     g, u = x.astype(np.float64) @ gate.T, x.astype(np.float64) @ up.T
     with np.errstate(over="ignore"):
         exact = (g / (1 + np.exp(-g)) * u) @ down.T
-    got = NumpyOps(CONFIG).swiglu(x, Mlp(gate, up, down))
+    with np.errstate(over="ignore"):
+        got = NumpyOps(CONFIG).swiglu(x, Mlp(gate, up, down))
     np.testing.assert_allclose(got, exact, rtol=1e-4, atol=np.abs(exact).max() * 1e-6)
 
 
@@ -185,6 +189,27 @@ def test_a_batch_must_continue_its_rows(model: NumpyModel) -> None:
         model.forward(spans(other, Span(0, 0, IDS[:2])), cache)
 
 
+def test_a_batch_of_other_slots_is_refused(model: NumpyModel) -> None:
+    """A Batch may be made by hand; its slots must be those of its rows and positions."""
+    cache = model.new_cache(2, 32)
+    batch = spans(cache, Span(0, 0, IDS[:4]))
+    with pytest.raises(CacheError, match="slots"):
+        model.forward(replace(batch, slots=batch.slots + 1), cache)
+    with pytest.raises(CacheError, match="too small for 40 tokens"):
+        model.forward(replace(batch, lengths=batch.lengths + 36), cache)
+    with pytest.raises(CacheError, match="another backend"):
+        model.forward(batch, Cache(2, 32))
+    assert cache.lengths == (0, 0)
+
+
+def test_a_closed_model_says_so() -> None:
+    model = backend.load(CONFIG, random_weights(CONFIG, seed=3))
+    model.close()
+    model.close()
+    with pytest.raises(InputError, match="closed"):
+        model.forward(Batch.build([Span(0, 0, [1])]))
+
+
 def test_truncate_and_reset_keep_the_storage(model: NumpyModel) -> None:
     cache = model.new_cache(1, 128)
     model.forward(spans(cache, Span(0, 0, IDS[:100])), cache)
@@ -232,7 +257,7 @@ def test_ids_and_positions_are_checked(model: NumpyModel) -> None:
     for wrong in (-1, 96, 2**31 - 1):
         with pytest.raises(InputError, match=f"token id {wrong} is not in a vocabulary of 96"):
             model.forward(Batch.build([Span(0, 0, [1, wrong])]))
-    with pytest.raises(CacheError, match="position 256 is beyond the context length of 256"):
+    with pytest.raises(ContextLengthError, match=r"257 tokens .* context length is 256"):
         model.forward(Batch.build([Span(0, 0, [1] * 257)]))
     with pytest.raises(InputError, match="at least one row"):
         model.new_cache(0)

@@ -56,7 +56,7 @@ def reference(folder: Path) -> np.ndarray:
 
 def ours(path: Path) -> np.ndarray:
     model = smollm2.load(path, backend="numpy")
-    return model.model.forward(Batch.build([Span(0, 0, IDS, "all")]))
+    return model.lm.forward(Batch.build([Span(0, 0, IDS, "all")]))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

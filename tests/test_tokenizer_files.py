@@ -15,6 +15,7 @@ from smollm2.errors import FormatError, TokenizerError
 from smollm2.template import SMOLLM2_TEMPLATE
 from smollm2.tokenizer import Tokenizer
 from smollm2.tokenizer.declaration import declared_by_gguf
+from tests.fakes import write_byte_tokenizer
 from tests.vocabulary import (
     GOLDEN,
     added,
@@ -295,3 +296,24 @@ def test_transformers_reads_the_saved_folder(shared: Path, tmp_path: Path) -> No
     )
     assert ids[:2] == [1, 9690]
     assert len(ids) == 31
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"added_tokens": 1}, "added_tokens is not a list"),
+        ({"added_tokens": True}, "added_tokens is not a list"),
+        ({"model": {"continuing_subword_prefix": "<|im_end|>"}}, "has no place in byte-level"),
+        ({"model": {"end_of_word_suffix": "</w>"}}, "has no place in byte-level"),
+        ({"model": {"vocab": {"a": 2**64}}}, "an id that is not a whole number"),
+    ],
+)
+def test_hostile_declarations(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    """cases: X11; each is one line, also where the library would panic"""
+    path = write_byte_tokenizer(tmp_path)
+    value = json.loads(path.read_text(encoding="utf-8"))
+    model = {**value["model"], **change.get("model", {})}
+    path.write_text(json.dumps({**value, **change, "model": model}), encoding="utf-8")
+    with pytest.raises(TokenizerError, match=message) as caught:
+        Tokenizer.from_folder(tmp_path)
+    assert "\n" not in str(caught.value)

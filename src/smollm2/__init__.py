@@ -5,8 +5,15 @@
 >>> model.generate("The capital of France is", max_tokens=2).text
 ' Paris.'
 
-Importing this package loads nothing but the standard library; each name below is imported when
-it is first used.
+- ``load`` gives a ``SmolLM2``, which writes: ``generate``, ``stream``, ``chat``, ``score``
+- ``pull``, ``list_models``, ``verify``: the models on this machine
+- ``load_checkpoint``, ``save_checkpoint``: config, weights and tokenizer as they are
+- ``SamplingParams``: how to choose tokens; ``Generation``, ``Piece``, ``Stats``, ``Score``: results
+- ``Tokenizer``, ``StreamDecoder``, ``ChatTemplate``: usable alone
+- errors: all under ``SmolLM2Error``, listed in ``smollm2.errors``
+
+Importing this package loads nothing but the standard library; each name is imported when it is
+first used.
 """
 
 from importlib import import_module
@@ -15,35 +22,39 @@ from typing import TYPE_CHECKING, Any
 from smollm2._version import __version__
 
 if TYPE_CHECKING:
-    from smollm2.batch import Batch, Span
     from smollm2.chat import ChatSession
     from smollm2.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
     from smollm2.config import Config
-    from smollm2.errors import InputError, SmolLM2Error
+    from smollm2.errors import (
+        ContextLengthError,
+        DownloadError,
+        InputError,
+        ModelNotFoundError,
+        SmolLM2Error,
+    )
     from smollm2.generate import SmolLM2, load
     from smollm2.registry import list_models, pull, verify
     from smollm2.results import Generation, Piece, Score, Stats
     from smollm2.sampling import SamplingParams
-    from smollm2.state import State
     from smollm2.streaming import Stream
     from smollm2.template import ChatTemplate
     from smollm2.tokenizer import StreamDecoder, Tokenizer
 
 _HOMES = {
-    "Batch": "batch",
     "ChatSession": "chat",
     "ChatTemplate": "template",
     "Checkpoint": "checkpoint",
     "Config": "config",
+    "ContextLengthError": "errors",
+    "DownloadError": "errors",
     "Generation": "results",
     "InputError": "errors",
+    "ModelNotFoundError": "errors",
     "Piece": "results",
     "SamplingParams": "sampling",
     "Score": "results",
     "SmolLM2": "generate",
     "SmolLM2Error": "errors",
-    "Span": "batch",
-    "State": "state",
     "Stats": "results",
     "Stream": "streaming",
     "StreamDecoder": "tokenizer",
@@ -57,20 +68,20 @@ _HOMES = {
 }
 
 __all__ = [
-    "Batch",
     "ChatSession",
     "ChatTemplate",
     "Checkpoint",
     "Config",
+    "ContextLengthError",
+    "DownloadError",
     "Generation",
     "InputError",
+    "ModelNotFoundError",
     "Piece",
     "SamplingParams",
     "Score",
     "SmolLM2",
     "SmolLM2Error",
-    "Span",
-    "State",
     "Stats",
     "Stream",
     "StreamDecoder",

@@ -1,7 +1,17 @@
-"""``python -m smollm2`` is the command line."""
+"""``python -m smollm2`` and the script ``smollm2``: the command line."""
 
 import sys
 
-from smollm2.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command line; a Ctrl-C while it is still being imported is an exit code too."""
+    try:
+        from smollm2.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,6 +21,7 @@ from smollm2.weights import state_names
 
 _MAX_SIZE = 2**24
 _MAX_LAYERS = 1000
+_SMALLEST, _LARGEST = 1.17549435e-38, 3.40282346e38  # normal numbers of float32
 
 _SIZES = (
     "vocab_size",
@@ -256,12 +257,12 @@ def _check_integer(name: str, value: Any, low: int, high: int) -> None:
 
 
 def _positive_number(name: str, value: Any) -> float:
-    if type(value) in (int, float) and 0 < value < math.inf:
-        try:
-            return float(value)
-        except OverflowError:
-            pass
-    raise ConfigError(f"{name} is {value!r:.80}: it must be a finite number above 0")
+    if type(value) in (int, float) and _SMALLEST <= value <= _LARGEST:
+        return float(value)
+    raise ConfigError(
+        f"{name} is {value!r:.80}: it must be a number from {_SMALLEST:.3g} to {_LARGEST:.3g}, "
+        "the range of float32"
+    )
 
 
 def _default_head_dim(hidden: Any, heads: Any) -> int:

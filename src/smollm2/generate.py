@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, SupportsIndex, Unpack
 
 import numpy as np
 
 from smollm2 import registry
-from smollm2.backends import Model, get_backend
+from smollm2.backends import CausalLM, get_backend
 from smollm2.chat import ChatSession
 from smollm2.checkpoint import Checkpoint, load_checkpoint
 from smollm2.config import Config
 from smollm2.errors import ContextLengthError, InputError, TokenizerError
 from smollm2.lane import Lane
+from smollm2.request import DEFAULT_MAX_TOKENS, Request
 from smollm2.results import Generation, Piece, Score
 from smollm2.sampling import SamplingOptions, SamplingParams, log_softmax
 from smollm2.stopping import stop_ids
-from smollm2.streaming import Request, Stream
-from smollm2.template import ChatTemplate, System
+from smollm2.streaming import Stream
+from smollm2.template import ChatTemplate, Message, System
 from smollm2.tokenizer import Tokenizer
 
-DEFAULT_MAX_TOKENS = 256
-"""Tokens generated where no ``max_tokens`` is given, or what is left of the context."""
-
 Prompt = str | Sequence[int]
+"""Text, or token ids."""
 
 
 def load(
-    name: str | Path,
+    name: str | Path = "smollm2-135m-instruct",
     *,
     backend: str = "numpy",
     strict: bool = True,
@@ -41,13 +41,15 @@ def load(
 
     ``name`` is a registered name (``"smollm2-135m-instruct"``), ``"org/name"`` on the hub, a
     folder with a Hugging Face checkpoint, or a ``.gguf`` file. A name that is not on this
-    machine yet is pulled first, unless ``offline``.
+    machine yet is pulled first, unless ``offline``; ``progress`` is told of it (by default a
+    terminal shows it). ``strict=False`` tolerates tensors that the model does not have, and
+    mixed dtypes. ``backend`` computes: ``"numpy"`` in float32.
 
     Raises ``ModelNotFoundError``, ``DownloadError``, ``FormatError``, ``ConfigError`` or
     ``CheckpointError``.
     """
     chosen = get_backend(backend)
-    path = registry.resolve(str(name), offline=offline, progress=progress)
+    path = registry.resolve(name, offline=offline, progress=progress or registry.LineProgress())
     checkpoint = load_checkpoint(path, strict=strict)
     return SmolLM2.from_checkpoint(checkpoint, chosen.load(checkpoint.config, checkpoint.weights))
 
@@ -60,7 +62,7 @@ class SmolLM2:
 
     def __init__(
         self,
-        model: Model,
+        lm: CausalLM,
         *,
         tokenizer: Tokenizer | None = None,
         template: ChatTemplate | None = None,
@@ -69,17 +71,17 @@ class SmolLM2:
     ) -> None:
         self.path = path
         self.template = template
-        self._model: Model | None = model
+        self._lm: CausalLM | None = lm
         self._tokenizer = tokenizer
         self.stop_ids: frozenset[int] = stop_ids(
-            model.config, generation_config or {}, tokenizer, template
+            lm.config, generation_config or {}, tokenizer, template
         )
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, model: Model) -> SmolLM2:
+    def from_checkpoint(cls, checkpoint: Checkpoint, lm: CausalLM) -> SmolLM2:
         """A model that a backend made of ``checkpoint``, with the checkpoint's tokenizer."""
         return cls(
-            model,
+            lm,
             tokenizer=checkpoint.tokenizer,
             template=checkpoint.template,
             generation_config=checkpoint.generation_config,
@@ -87,16 +89,16 @@ class SmolLM2:
         )
 
     @property
-    def model(self) -> Model:
-        """What the backend made: ``new_cache`` and ``forward``."""
-        if self._model is None:
+    def lm(self) -> CausalLM:
+        """What the backend made of the weights: ``new_cache`` and ``forward``."""
+        if self._lm is None:
             raise InputError("the model is closed: load it again")
-        return self._model
+        return self._lm
 
     @property
     def config(self) -> Config:
         """The architecture's numbers."""
-        return self.model.config
+        return self.lm.config
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -111,6 +113,7 @@ class SmolLM2:
         params: SamplingParams | None = None,
         *,
         echo: bool = False,
+        show_special: bool = False,
         allow_special: bool = False,
         on_piece: Callable[[Piece], object] | None = None,
         cancel: Callable[[], bool] | None = None,
@@ -122,6 +125,7 @@ class SmolLM2:
             prompt,
             params,
             echo=echo,
+            show_special=show_special,
             allow_special=allow_special,
             on_piece=on_piece,
             cancel=cancel,
@@ -135,6 +139,7 @@ class SmolLM2:
         params: SamplingParams | None = None,
         *,
         echo: bool = False,
+        show_special: bool = False,
         allow_special: bool = False,
         on_piece: Callable[[Piece], object] | None = None,
         cancel: Callable[[], bool] | None = None,
@@ -143,8 +148,11 @@ class SmolLM2:
     ) -> Stream:
         """Continue a prompt piece by piece.
 
-        ``params`` or ``options`` say how (``max_tokens=80, temperature=0.8, seed=42, …``). With
-        ``echo`` the prompt is part of the text; ``allow_special`` reads ``<|im_start|>`` and the
+        ``params`` or ``options`` say how: ``max_tokens`` (256), ``temperature`` (0, greedy),
+        ``top_p``, ``top_k``, ``min_p``, ``repetition_penalty``, ``stop``, ``seed``, ``logprobs``
+        and the other fields of ``SamplingParams``. With
+        ``echo`` the prompt is part of the text, with ``show_special`` so are generated control
+        tokens; ``allow_special`` reads ``<|im_start|>`` and the
         like in a prompt as control tokens instead of plain text. ``on_piece`` sees every piece,
         the prompt's included; ``cancel()`` is asked before each forward pass, in this thread;
         ``Stream.cancel()`` may be called from any. Where no seed is given one is drawn, from
@@ -158,12 +166,13 @@ class SmolLM2:
         request = self.request(
             ids, chosen, prompt=prompt if isinstance(prompt, str) else None, rng=rng
         )
-        lane = Lane(self.model, capacity=min(len(ids) + request.max_tokens, self._context))
+        lane = Lane(self.lm, capacity=min(len(ids) + request.max_tokens, self._context))
         return Stream(
             request,
             lane,
             self._tokenizer,
             echo=echo,
+            show_special=show_special,
             on_piece=on_piece,
             cancel=cancel,
             on_finish=lambda _: lane.close(),
@@ -183,7 +192,9 @@ class SmolLM2:
         wanted = params.max_tokens
         if room < (1 if wanted is None else wanted):
             raise ContextLengthError(len(ids), 1 if wanted is None else wanted, self._context)
-        stops = frozenset(params.stop_ids)
+        special = {} if self._tokenizer is None else self._tokenizer.special_tokens
+        named = [special[text] for text in params.stop if text in special]
+        stops = frozenset([*params.stop_ids, *named])
         return Request(
             prompt=prompt,
             prompt_ids=tuple(ids),
@@ -196,10 +207,13 @@ class SmolLM2:
         """Token ids of a prompt. Raises ``InputError`` where there are none, or wrong ones."""
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, allow_special=allow_special)
+        elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | Mapping):
+            ids = [_token_id(i) for i in prompt]
         else:
-            ids = [int(i) for i in prompt]
+            raise InputError(f"a prompt is text or token ids, not {prompt!r}")
         if not ids:
-            raise InputError("the prompt is empty: it needs at least one token")
+            why = "none of its bytes is in the vocabulary" if prompt else "it needs a token"
+            raise InputError(f"the prompt is empty: {why}")
         for i in ids:
             if not 0 <= i < self.config.vocab_size:
                 raise InputError(f"token id {i} is not in a vocabulary of {self.config.vocab_size}")
@@ -214,7 +228,7 @@ class SmolLM2:
         ids = self.encode(text, allow_special=allow_special)
         if len(ids) > self._context:
             raise ContextLengthError(len(ids), 0, self._context)
-        lane = Lane(self.model, capacity=len(ids))
+        lane = Lane(self.lm, capacity=len(ids))
         logprobs: list[float | None] = [None]
         for logits in lane.all_logits(ids[:-1]):
             targets = ids[len(logprobs) : len(logprobs) + len(logits)]
@@ -226,12 +240,13 @@ class SmolLM2:
         self,
         system: System = None,
         *,
+        messages: Iterable[Message] = (),
         params: SamplingParams | None = None,
         template: ChatTemplate | None = None,
         drop_oldest: bool = False,
         **options: Unpack[SamplingOptions],
     ) -> ChatSession:
-        """Start a conversation; see ``ChatSession``.
+        """Start a conversation, or go on with ``messages``; see ``ChatSession``.
 
         ``system`` is the system prompt; ``None`` means the one that the chat template has by
         itself, ``""`` an empty one, ``False`` none at all.
@@ -239,14 +254,24 @@ class SmolLM2:
         return ChatSession(
             self,
             system,
+            messages=messages,
             params=SamplingParams.of(params, **options),
             template=template,
             drop_oldest=drop_oldest,
         )
 
+    def __repr__(self) -> str:
+        name = self.path.name if self.path else "no path"
+        if self._lm is None:
+            return f"SmolLM2({name!r}, closed)"
+        size, context = self.config.parameter_count / 1e6, self._context
+        return f"SmolLM2({name!r}, {size:.1f}M parameters, context length {context})"
+
     def close(self) -> None:
         """Let go of the weights; closing again is fine, any other use is an ``InputError``."""
-        self._model = None
+        if self._lm is not None:
+            self._lm.close()
+        self._lm = None
 
     def __enter__(self) -> Self:
         return self
@@ -262,3 +287,10 @@ class SmolLM2:
     @property
     def _context(self) -> int:
         return self.config.max_position_embeddings
+
+
+def _token_id(value: SupportsIndex) -> int:
+    """An integer of any library, and nothing that would have to be rounded or parsed."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InputError(f"{value!r} is not a token id: give integers, and messages to chat()")
+    return index(value)

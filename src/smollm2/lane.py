@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.backends import Model
+from smollm2.backends import CausalLM
 from smollm2.batch import Batch, Span, Wanted
-from smollm2.sampling import Sampler, SamplingParams, TokenLogprob, logprob_of
+from smollm2.request import Request
+from smollm2.sampling import Sampler, TokenLogprob, logprob_of
 from smollm2.stopping import FinishReason
 
 PREFILL_CHUNK = 512
@@ -26,12 +28,10 @@ Cancelled = Callable[[], bool]
 class Lane:
     """A cache of one row that knows its tokens, so that a shared prefix is fed only once."""
 
-    def __init__(self, model: Model, capacity: int | None = None) -> None:
-        self.model = model
-        self._cache = model.new_cache(1, capacity)
+    def __init__(self, lm: CausalLM, capacity: int | None = None) -> None:
+        self.lm = lm
+        self._cache = lm.new_cache(1, capacity)
         self._ids: list[int] = []
-        self.seconds = 0.0
-        """Time spent in forward passes."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -83,9 +83,7 @@ class Lane:
         span = Span(0, len(self._ids), ids, wanted)
         cache = self._cache
         batch = Batch.build([span], page_table=cache.page_table, page_size=cache.page_size)
-        started = perf_counter()
-        logits = self.model.forward(batch, cache)
-        self.seconds += perf_counter() - started
+        logits = self.lm.forward(batch, cache)
         self._ids.extend(ids)
         return logits
 
@@ -94,36 +92,54 @@ class Lane:
         self._cache.close()
 
 
-def generate_ids(
-    lane: Lane,
-    prompt_ids: Sequence[int],
-    params: SamplingParams,
-    *,
-    max_tokens: int,
-    stop_ids: frozenset[int],
-    cancelled: Cancelled,
-) -> Generator[tuple[int, TokenLogprob | None], None, FinishReason]:
-    """Continue a prompt, of which the lane may hold a prefix; yields each chosen id.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A token that the model chose, and its log-probability where that was asked for."""
 
-    The generator's return value is the finish reason. A stop id is yielded, then it ends.
+    token_id: int
+    logprob: TokenLogprob | None
+
+
+class Completion:
+    """The tokens of one request, chosen on a lane that may hold a prefix of its prompt.
+
+    Iterate once. ``cached_tokens`` and ``prefill_seconds`` are known with the first token,
+    ``finish_reason`` after the last; a stop id is given out before the end.
     """
-    sampler = Sampler(params, stop_ids)
-    output: list[int] = []
-    pending: Sequence[int] = prompt_ids[lane.reuse(prompt_ids) :]
-    while len(output) < max_tokens:
-        logits = lane.feed(pending, cancelled=cancelled)
-        if logits is None:
-            return "cancelled"
-        position = len(prompt_ids) + len(output)
-        chosen = sampler.choose(
-            logits[0], prompt_ids=prompt_ids, output_ids=output, position=position
-        )
-        output.append(chosen)
-        logprob = None
-        if params.logprobs is not None:
-            logprob = logprob_of(logits[0], chosen, params.logprobs)
-        yield chosen, logprob
-        if chosen in stop_ids:
-            return "stop"
-        pending = [chosen]
-    return "length"
+
+    def __init__(self, lane: Lane, request: Request, cancelled: Cancelled) -> None:
+        self.cached_tokens = 0
+        self.prefill_seconds = 0.0
+        self.finish_reason: FinishReason | None = None
+        self._lane = lane
+        self._request = request
+        self._cancelled = cancelled
+
+    def __iter__(self) -> Iterator[Chosen]:
+        request = self._request
+        sampler = Sampler(request.params, request.stop_ids)
+        self.cached_tokens = self._lane.reuse(request.prompt_ids)
+        pending: Sequence[int] = request.prompt_ids[self.cached_tokens :]
+        output: list[int] = []
+        while len(output) < request.max_tokens:
+            started = perf_counter()
+            logits = self._lane.feed(pending, cancelled=self._cancelled)
+            if logits is None:
+                self.finish_reason = "cancelled"
+                return
+            if not output:
+                self.prefill_seconds = perf_counter() - started
+            token = sampler.choose(
+                logits[0],
+                prompt_ids=request.prompt_ids,
+                output_ids=output,
+                position=len(request.prompt_ids) + len(output),
+            )
+            output.append(token)
+            wanted = request.params.logprobs
+            yield Chosen(token, None if wanted is None else logprob_of(logits[0], token, wanted))
+            if token in request.stop_ids:
+                self.finish_reason = "stop"
+                return
+            pending = [token]
+        self.finish_reason = "length"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, nan
 from typing import Literal
 
 from smollm2.sampling import SamplingParams, TokenLogprob
@@ -25,6 +25,9 @@ class Piece:
     origin: Origin = "generated"
     logprob: TokenLogprob | None = None
     finish_reason: FinishReason | None = None
+
+    def __str__(self) -> str:
+        return self.text
 
     @property
     def is_terminal(self) -> bool:
@@ -70,13 +73,13 @@ class Stats:
         return _rate(self.generated_tokens - 1, self.decode_seconds)
 
     def summary(self) -> str:
-        """One line for people."""
+        """One line for people: tokens computed and generated, their rates, and the wait."""
         computed = self.prompt_tokens - self.cached_tokens
         of = f" of {self.prompt_tokens}" if self.cached_tokens else ""
         return (
-            f"prefill {computed}{of} tokens at {self.prefill_tokens_per_second:.0f}/s · "
-            f"decode {self.generated_tokens} at {self.decode_tokens_per_second:.0f}/s · "
-            f"first after {self.ttft:.2f} s · seed {self.seed}"
+            f"{computed}{of} tokens in{_at(self.prefill_tokens_per_second)} · "
+            f"{self.generated_tokens} out{_at(self.decode_tokens_per_second)} · "
+            f"first after {self.ttft:.2f} s"
         )
 
 
@@ -123,14 +126,18 @@ class Score:
 
     @property
     def mean(self) -> float:
-        """Mean log-probability of a token; 0 where none has one."""
+        """Mean log-probability of a token; NaN where only one token is there."""
         scored = len(self.token_ids) - 1
-        return self.total / scored if scored > 0 else 0.0
+        return self.total / scored if scored > 0 else nan
 
     @property
     def perplexity(self) -> float:
         """``exp(-mean)``."""
         return exp(-self.mean)
+
+
+def _at(rate: float) -> str:
+    return f" at {rate:.0f}/s" if rate else ""
 
 
 def _rate(count: int, seconds: float) -> float:

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from inspect import GEN_RUNNING, getgeneratorstate
 from threading import Event
 from time import perf_counter
+from types import TracebackType
+from typing import Self
 
 from smollm2.errors import InputError
-from smollm2.lane import Lane, generate_ids
+from smollm2.lane import Completion, Lane
+from smollm2.request import Request
 from smollm2.results import Generation, Piece, Stats
-from smollm2.sampling import SamplingParams, TokenLogprob
+from smollm2.sampling import TokenLogprob
 from smollm2.stopping import FinishReason, StopStrings
 from smollm2.tokenizer import StreamDecoder, Tokenizer
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A prompt with everything about its completion settled: seed, length and stop ids."""
-
-    prompt: str | None
-    prompt_ids: tuple[int, ...]
-    params: SamplingParams
-    max_tokens: int
-    stop_ids: frozenset[int]
+Finish = Callable[[Generation | None], object]
 
 
 class Stream(Iterator[Piece]):
     """Iterate to get pieces; ``result`` is there once the last one has come.
 
-    Leaving early is fine: ``close()`` ends the request as cancelled, and so does forgetting it.
+    Leaving early is fine: ``close()``, the end of a ``with`` and forgetting the stream all end
+    the request as cancelled.
     """
 
     def __init__(
@@ -39,9 +34,10 @@ class Stream(Iterator[Piece]):
         tokenizer: Tokenizer | None,
         *,
         echo: bool = False,
+        show_special: bool = False,
         on_piece: Callable[[Piece], object] | None = None,
         cancel: Callable[[], bool] | None = None,
-        on_finish: Callable[[Generation | None], object] = lambda _: None,
+        on_finish: Finish = lambda _: None,
     ) -> None:
         """See ``SmolLM2.stream``.
 
@@ -49,7 +45,7 @@ class Stream(Iterator[Piece]):
         request failed.
         """
         self.request = request
-        self._lane = lane
+        self._completion = Completion(lane, request, self._is_cancelled)
         self._tokenizer = tokenizer
         self._echo = echo
         self._on_piece = on_piece
@@ -59,11 +55,9 @@ class Stream(Iterator[Piece]):
         self._result: Generation | None = None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._text = _Text(request, tokenizer)
+        self._text = _Text(request, tokenizer, show_special=show_special)
         self._shown: list[str] = []
-        self._times: list[float] = []
-        self._prefill_seconds = 0.0
-        self._cached = 0
+        self._started = self._first = self._last = 0.0
         self._over = False
         self._pieces = self._run()
 
@@ -90,30 +84,51 @@ class Stream(Iterator[Piece]):
         self._cancelled.set()
 
     def close(self) -> None:
-        """End now, as cancelled if it was still running."""
+        """End now, as cancelled if it was still running.
+
+        Raises ``InputError`` while another thread waits for its next piece.
+        """
+        if getgeneratorstate(self._pieces) == GEN_RUNNING:
+            raise InputError("another thread waits for the next piece: cancel() the stream instead")
         self._pieces.close()
-        if not self._over:
+        if not self._over:  # it had not begun
             self._conclude("cancelled")
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Piece:
-        for piece in self._pieces:
+        while True:
+            piece = next(self._pieces)
             if self._on_piece is not None:
-                self._on_piece(piece)
+                try:
+                    self._on_piece(piece)
+                except BaseException:
+                    self.close()
+                    raise
             if piece.origin != "prompt" or self._echo:
                 return piece
-        raise StopIteration
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def _run(self) -> Generator[Piece, None, None]:
         """All pieces, the prompt's included; the result is built before the last is given."""
-        self._times.append(perf_counter())
+        self._started = perf_counter()
         try:
             if self._echo or self._on_piece is not None:
                 yield from self._prompt_pieces()
             reason = yield from self._generated()
-        except GeneratorExit:  # close() concludes
+        except GeneratorExit:
+            self._conclude("cancelled")
             raise
         except BaseException:
             self._over = True
@@ -123,43 +138,28 @@ class Stream(Iterator[Piece]):
         yield Piece(tail, origin="end", finish_reason=self.result.finish_reason)
 
     def _prompt_pieces(self) -> Iterator[Piece]:
-        decoder = self._tokenizer and self._tokenizer.stream_decoder(skip_special=False)
+        decoder = _Decoder(self._tokenizer, skip_special=False)
         for token in self.request.prompt_ids:
-            text = decoder.push(token) if decoder else ""
+            text = decoder.push(token)
             if self._echo:
                 self._shown.append(text)
             yield Piece(text, token, "prompt")
 
     def _generated(self) -> Generator[Piece, None, FinishReason]:
         """Pieces of generated tokens; returns the finish reason."""
-        request = self.request
-        before = self._lane.seconds
-        self._cached = self._lane.reuse(request.prompt_ids)
-        tokens = generate_ids(
-            self._lane,
-            request.prompt_ids,
-            request.params,
-            max_tokens=request.max_tokens,
-            stop_ids=request.stop_ids,
-            cancelled=self._is_cancelled,
-        )
-        while True:
-            try:
-                token, logprob = next(tokens)
-            except StopIteration as end:
-                reason: FinishReason = end.value
-                return reason
+        for chosen in self._completion:
+            self._last = perf_counter()
             if not self._tokens:
-                self._prefill_seconds = self._lane.seconds - before
-            self._times.append(perf_counter())
-            self._tokens.append(token)
-            if logprob is not None:
-                self._logprobs.append(logprob)
-            text = self._text.push(token)
+                self._first = self._last
+            self._tokens.append(chosen.token_id)
+            if chosen.logprob is not None:
+                self._logprobs.append(chosen.logprob)
+            text = self._text.push(chosen.token_id)
             self._shown.append(text)
-            yield Piece(text, token, "generated", logprob)
+            yield Piece(text, chosen.token_id, "generated", chosen.logprob)
             if self._text.matched is not None:
                 return "stop"
+        return self._completion.finish_reason or "error"
 
     def _conclude(self, reason: FinishReason) -> str:
         """Build the result and report it; returns text that was held back until now."""
@@ -186,16 +186,13 @@ class Stream(Iterator[Piece]):
         return tail
 
     def _stats(self) -> Stats:
-        now = perf_counter()
-        started = self._times[0] if self._times else now
-        first = self._times[1] if self._tokens else now
         return Stats(
             prompt_tokens=len(self.request.prompt_ids),
-            cached_tokens=self._cached,
+            cached_tokens=self._completion.cached_tokens,
             generated_tokens=len(self._tokens),
-            ttft=first - started,
-            prefill_seconds=self._prefill_seconds,
-            decode_seconds=self._times[-1] - first if self._tokens else 0.0,
+            ttft=self._first - self._started if self._tokens else 0.0,
+            prefill_seconds=self._completion.prefill_seconds,
+            decode_seconds=self._last - self._first,
             seed=self.request.params.seed or 0,
         )
 
@@ -204,15 +201,13 @@ class Stream(Iterator[Piece]):
 
 
 class _Text:
-    """From ids to text that may be shown: whole characters, no control tokens, no stop string."""
+    """From ids to text that may be shown: whole characters, up to a stop string."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
-        self._decoder: StreamDecoder | None = None
-        self._vocabulary = 0  # an embedding may have more rows than the tokenizer has tokens
-        if tokenizer is not None:
-            self._decoder = tokenizer.stream_decoder(skip_special=True)
-            self._vocabulary = tokenizer.vocab_size
-        self._stop_ids = request.stop_ids
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer | None, *, show_special: bool
+    ) -> None:
+        self._decoder = _Decoder(tokenizer, skip_special=not show_special)
+        self._hidden = frozenset() if show_special else request.stop_ids
         self._stops = StopStrings(request.params.stop)
 
     @property
@@ -221,11 +216,29 @@ class _Text:
         return self._stops.matched
 
     def push(self, token: int) -> str:
-        if self._decoder is None or token in self._stop_ids or token >= self._vocabulary:
+        if token in self._hidden:
             return ""
         return self._stops.push(self._decoder.push(token))
 
     def flush(self) -> str:
-        if self._decoder is None:
-            return ""
         return self._stops.push(self._decoder.flush()) + self._stops.flush()
+
+
+class _Decoder:
+    """A StreamDecoder that has no text for ids without a token.
+
+    An embedding may have more rows than the tokenizer has tokens, and there may be no tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, *, skip_special: bool) -> None:
+        self._decoder: StreamDecoder | None = None
+        self._vocabulary = 0
+        if tokenizer is not None:
+            self._decoder = tokenizer.stream_decoder(skip_special=skip_special)
+            self._vocabulary = tokenizer.vocab_size
+
+    def push(self, token: int) -> str:
+        return self._decoder.push(token) if self._decoder and token < self._vocabulary else ""
+
+    def flush(self) -> str:
+        return self._decoder.flush() if self._decoder else ""

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from smollm2.backends import Backend
 from smollm2.backends.kvcache import KVCache
 from smollm2.batch import Batch
+from smollm2.cache import Cache
 from smollm2.config import Config
-from smollm2.errors import CacheError, InputError
+from smollm2.errors import CacheError, ContextLengthError, InputError
 from smollm2.model import forward
 from smollm2.quantize import as_float32
 from smollm2.weights import Attention, Mlp, Weights
@@ -28,18 +30,18 @@ QUERY_CHUNK = 128
 class Chunk:
     """Queries that attend together.
 
-    ``tokens`` [n]; the last of them sees ``visible`` keys; ``hidden`` [n, visible] marks those
+    ``tokens`` [n]; the last of them sees ``visible`` keys; ``masked`` [n, visible] marks those
     that each does not see (None: all see all).
     """
 
     tokens: NDArray[np.int64]
     visible: int
-    hidden: NDArray[np.bool_] | None
+    masked: NDArray[np.bool_] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Tokens of the batch that see one another: one row of a cache, or one segment without."""
+class Visible:
+    """Tokens that may see one another: one row of the cache, or one segment without a cache."""
 
     row: int
     tokens: NDArray[np.int64]
@@ -48,13 +50,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one batch needs in every layer: rotary tables [T, 1, D/2] and groups of tokens."""
+    """What one batch needs in every layer: rotary tables [T, 1, D/2] and who sees whom."""
 
     batch: Batch
     cache: KVCache | None
     cos: Floats
     sin: Floats
-    groups: tuple[Group, ...]
+    parts: tuple[Visible, ...]
 
 
 class NumpyOps:
@@ -64,12 +66,12 @@ class NumpyOps:
         self.config = config
 
     def plan(self, batch: Batch, cache: KVCache | None) -> Plan:
-        """Rotary tables and groups of a batch; float32 angles, as transformers has them."""
+        """Rotary tables and masks of a batch; float32 angles, as transformers has them."""
         size = self.config.head_dim
         exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
         inverse = (1.0 / np.float32(self.config.rope_theta) ** exponents).astype(np.float32)
         angles = batch.positions.astype(np.float32)[:, None, None] * inverse
-        return Plan(batch, cache, np.cos(angles), np.sin(angles), tuple(_groups(batch, cache)))
+        return Plan(batch, cache, np.cos(angles), np.sin(angles), tuple(_split(batch, cache)))
 
     def embed(self, table: Floats, plan: Plan) -> Floats:
         """Rows of the embedding, [T, C]."""
@@ -102,31 +104,30 @@ class NumpyOps:
         return np.concatenate([a * plan.cos - b * plan.sin, b * plan.cos + a * plan.sin], axis=-1)
 
     def attend(self, query: Floats, key: Floats, value: Floats, layer: int, plan: Plan) -> Floats:
-        """Causal attention of each group over its stored (or own) keys and values."""
+        """Causal attention of each part over its stored (or own) keys and values."""
         if plan.cache is not None:
             plan.cache.write(layer, plan.batch.slots, key, value)
         out = np.empty_like(query)
-        for group in plan.groups:
+        for part in plan.parts:
             if plan.cache is None:
-                keys = key[group.tokens].swapaxes(0, 1)
-                values = value[group.tokens].swapaxes(0, 1)
+                keys = key[part.tokens].swapaxes(0, 1)
+                values = value[part.tokens].swapaxes(0, 1)
             else:
-                pages = plan.batch.page_table[group.row]
-                keys, values = plan.cache.read(layer, pages, int(plan.batch.lengths[group.row]))
-            for chunk in group.chunks:
+                pages = plan.batch.page_table[part.row]
+                keys, values = plan.cache.read(layer, pages, int(plan.batch.lengths[part.row]))
+            for chunk in part.chunks:
                 out[chunk.tokens] = _attention(
                     query[chunk.tokens],
                     keys[:, : chunk.visible],
                     values[:, : chunk.visible],
-                    chunk.hidden,
+                    chunk.masked,
                 )
         return out.reshape(len(query), -1)
 
     def swiglu(self, x: Floats, mlp: Mlp[Floats]) -> Floats:
         """Gated MLP."""
         gate = self.linear(x, mlp.gate)
-        with np.errstate(over="ignore"):  # exp(-gate) is inf where silu(gate) is 0
-            gate /= 1.0 + np.exp(-gate)
+        gate /= 1.0 + np.exp(-gate)  # exp(-gate) is inf where silu(gate) is 0
         gate *= self.linear(x, mlp.up)
         return self.linear(gate, mlp.down)
 
@@ -135,8 +136,8 @@ class NumpyOps:
         return x[plan.batch.wanted]
 
 
-def _groups(batch: Batch, cache: KVCache | None) -> Iterator[Group]:
-    """Split a batch into groups and their queries into chunks."""
+def _split(batch: Batch, cache: KVCache | None) -> Iterator[Visible]:
+    """Split a batch into parts that do not see each other, and their queries into chunks."""
     owners = batch.segments if cache is None else batch.rows
     for owner in np.unique(owners):
         tokens = np.flatnonzero(owners == owner)
@@ -145,19 +146,19 @@ def _groups(batch: Batch, cache: KVCache | None) -> Iterator[Group]:
         chunks = []
         for start in range(0, len(tokens), QUERY_CHUNK):
             part = slice(start, start + QUERY_CHUNK)
-            hidden = places[None, :] > positions[part, None]
-            visible = int(np.flatnonzero(~hidden.all(axis=0))[-1]) + 1
-            hidden = hidden[:, :visible]
-            chunks.append(Chunk(tokens[part], visible, hidden if hidden.any() else None))
-        yield Group(int(owner), tokens, tuple(chunks))
+            masked = places[None, :] > positions[part, None]
+            visible = int(np.flatnonzero(~masked.all(axis=0))[-1]) + 1
+            masked = masked[:, :visible]
+            chunks.append(Chunk(tokens[part], visible, masked if masked.any() else None))
+        yield Visible(int(owner), tokens, tuple(chunks))
 
 
 def _attention(
-    query: Floats, keys: Floats, values: Floats, hidden: NDArray[np.bool_] | None
+    query: Floats, keys: Floats, values: Floats, masked: NDArray[np.bool_] | None
 ) -> Floats:
     """Softmax attention of n queries [n, H, D] over S keys and values [K, S, D].
 
-    ``hidden`` [n, S] marks what a query must not see. Query heads share kv heads in consecutive
+    ``masked`` [n, S] marks what a query must not see. Query heads share kv heads in consecutive
     groups of H/K.
     """
     count, heads, size = query.shape
@@ -165,9 +166,9 @@ def _attention(
     scaled: Floats = query * np.float32(1 / sqrt(size))
     by_head = scaled.reshape(count, shared, heads // shared, size).transpose(1, 2, 0, 3)
     scores: Floats = by_head.reshape(shared, -1, size) @ keys.swapaxes(1, 2)
-    if hidden is not None:
+    if masked is not None:
         view = scores.reshape(shared, heads // shared, count, length)
-        np.copyto(view, np.float32(-np.inf), where=hidden)
+        np.copyto(view, np.float32(-np.inf), where=masked)
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     mixed: Floats = scores @ values
@@ -181,8 +182,8 @@ class NumpyModel:
 
     def __init__(self, config: Config, weights: Weights[Floats]) -> None:
         self.config = config
-        self.weights = weights
         self.ops = NumpyOps(config)
+        self._weights: Weights[Floats] | None = weights
 
     def new_cache(self, rows: int = 1, capacity: int | None = None) -> KVCache:
         """An empty cache; ``capacity`` defaults to the context length."""
@@ -199,15 +200,24 @@ class NumpyModel:
             size=self.config.head_dim,
         )
 
-    def forward(self, batch: Batch, cache: KVCache | None = None) -> Floats:
-        """Logits of the wanted tokens, [W, V]. See ``backends.Model.forward``."""
+    def forward(self, batch: Batch, cache: Cache | None = None) -> Floats:
+        """Logits of the wanted tokens, [W, V]. See ``CausalLM.forward``."""
+        if self._weights is None:
+            raise InputError("the model is closed: load it again")
+        if not (cache is None or isinstance(cache, KVCache)):
+            raise CacheError("the KV cache was made by another backend: use new_cache()")
         self._check(batch)
         if cache is not None:
             cache.prepare(batch)
-        logits = forward(self.weights, self.ops, self.ops.plan(batch, cache))
+        with np.errstate(all="ignore"):  # whoever reads the logits checks them
+            logits = forward(self._weights, self.ops, self.ops.plan(batch, cache))
         if cache is not None:
             cache.advance(batch)
         return logits
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        self._weights = None
 
     def _check(self, batch: Batch) -> None:
         vocabulary = self.config.vocab_size
@@ -216,9 +226,7 @@ class NumpyModel:
             raise InputError(f"token id {wrong} is not in a vocabulary of {vocabulary}")
         limit = self.config.max_position_embeddings
         if batch.positions.max() >= limit:
-            raise CacheError(
-                f"position {int(batch.positions.max())} is beyond the context length of {limit}"
-            )
+            raise ContextLengthError(int(batch.positions.max()) + 1, 0, limit)
 
 
 class NumpyBackend:
@@ -229,4 +237,4 @@ class NumpyBackend:
         return NumpyModel(config, weights.map(lambda _, weight: as_float32(weight)))
 
 
-backend = NumpyBackend()
+backend: Backend = NumpyBackend()

@@ -195,7 +195,7 @@ class _Reader:
 
 def _preamble(reader: _Reader) -> tuple[int, int]:
     """Check magic and version; how many tensors and metadata keys there are."""
-    if reader.take(4, "the magic").tobytes() != b"GGUF":
+    if reader.size < 4 or reader.take(4, "the magic").tobytes() != b"GGUF":
         raise reader.error("not a GGUF file: it does not start with 'GGUF'")
     version = reader.u32("the version")
     if version not in (2, 3):

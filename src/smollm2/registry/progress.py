@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Protocol
 
 
@@ -35,3 +36,22 @@ class SilentProgress:
 
     def finish(self) -> None:
         """Ignore an end."""
+
+
+class LineProgress(SilentProgress):
+    """A ``Progress`` that writes a line for each file to stderr, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._started = ""
+
+    def note(self, text: str) -> None:
+        """Write a remark."""
+        if sys.stderr is not None and sys.stderr.isatty():
+            sys.stderr.write(text + "\n")
+
+    def start(self, name: str, total: int | None) -> None:
+        """Say that a file begins, once."""
+        if name != self._started:
+            size = "" if total is None else f" ({total / 1e6:.1f} MB)"
+            self.note(f"fetching {name}{size}")
+        self._started = name

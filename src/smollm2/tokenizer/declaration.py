@@ -40,8 +40,6 @@ _CONTROL, _USER_DEFINED = 3, 4  # GGUF token types that are matched before the t
 
 _MODEL_OPTIONS = (
     "unk_token",
-    "continuing_subword_prefix",
-    "end_of_word_suffix",
     "fuse_unk",
     "byte_fallback",
     "ignore_merges",
@@ -116,7 +114,7 @@ def build(declaration: Mapping[str, Any], source: str) -> Libraries:
         frame = Tokenizer.from_str(json.dumps({"version": "1.0", **parts, "model": empty}))
         bpe = models.BPE(vocab=model["vocab"], merges=merges, **options)
     except Exception as error:  # the library has no narrower class
-        raise TokenizerError(f"{source}: {error}") from None
+        raise TokenizerError(f"{source}: {' '.join(str(error).split())}") from None
     return Libraries(
         plain=_assemble(frame, bpe, added, source, encode_special=True),
         parsing=_assemble(frame, bpe, added, source, encode_special=False),
@@ -166,11 +164,16 @@ def _checked_model(declaration: Mapping[str, Any], source: str) -> Mapping[str, 
         raise TokenizerError(
             f"{source}: model.dropout is {model['dropout']}, which makes ids random: set it to null"
         )
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise TokenizerError(f"{source}: model.{name} has no place in byte-level BPE")
     vocab = model.get("vocab")
     if not isinstance(vocab, Mapping) or not vocab:
         raise TokenizerError(f"{source}: model.vocab is missing or empty")
-    if not all(type(token_id) is int and token_id >= 0 for token_id in vocab.values()):
-        raise TokenizerError(f"{source}: model.vocab has an id that is not a whole number")
+    if not all(type(token_id) is int and 0 <= token_id < 2**32 for token_id in vocab.values()):
+        raise TokenizerError(
+            f"{source}: model.vocab has an id that is not a whole number (below 2**32)"
+        )
     if len(set(vocab.values())) != len(vocab):
         raise TokenizerError(f"{source}: model.vocab gives two tokens the same id")
     if not isinstance(model.get("merges"), list) or not model["merges"]:
@@ -196,7 +199,10 @@ def _added_tokens(declaration: Mapping[str, Any], source: str) -> dict[int, toke
 
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     added: dict[int, tokenizers.AddedToken] = {}
-    for place, entry in enumerate(declaration.get("added_tokens") or []):
+    entries = declaration.get("added_tokens") or []
+    if not isinstance(entries, list):
+        raise TokenizerError(f"{source}: added_tokens is not a list")
+    for place, entry in enumerate(entries):
         try:
             content, token_id = entry["content"], entry["id"]
             chosen = {flag: bool(entry[flag]) for flag in flags if flag in entry}

@@ -13,4 +13,5 @@ NB_MODULE(_native, m) {
   smollm2::bind_pack(m);
   smollm2::bind_attention(m);
   smollm2::bind_engine(m);
+  smollm2::bind_runtime(m);
 }

@@ -92,14 +92,17 @@ struct QuantizedRows {
 
 enum class KvKind : std::uint8_t { f32 = 0, bf16 = 1, int8 = 2 };
 
-constexpr int kPage = 64;  // token places of a page
+constexpr int kPage = 64;         // token places of a page
+constexpr int kMaxHeadSize = 256;  // the integer sums of int8 fit 32 bits up to here
 
-// One page of one kv head: a block of keys, then a block of values. D is the head size (even).
-//   f32   keys [4 × 16 places][D][16 places] float             values [64 places][D] float
-//   bf16  keys [4 × 16 places][D/2][16 places][2 d] bf16       values [32 place pairs][D][2] bf16
-//   int8  keys [4 × 16 places][D/4][16 places][4 d] int8       values [64 places][D] int8
-//         then 64 float scales of keys (one per place), 64 float scales of values
-// Source for the 16-place tiles: as the weights' tiles, so that one load serves 16 positions.
+// One page of one kv head: a block of keys, then a block of values. D is the head size, even and
+// at most kMaxHeadSize; C is D rounded up to whole tiles of 16.
+//   f32   keys [4 tiles][D][16 places] float             values [64 places][C] float
+//   bf16  keys [4 tiles][D/2][16 places][2 d] bf16       values [32 pairs][C][2 places] bf16
+//   int8  keys [4 tiles][D/4][16 places][4 d] q + 128    values [16 quads][C][4 places] int8
+//         (D/4 rounded up), then 64 float scales of keys, one a place, and 64 of values
+// A tile is 16 places, so that one 64-byte line of keys serves 16 scores and one line of values 16
+// sums. The memory of a new block must hold finite numbers (zeros, or another sequence's values).
 std::size_t kv_block_bytes(KvKind kind, int head_size);  // keys + values, a multiple of 64
 
 // Running softmax of one query row: maximum, sum, and the mixed values [D] (not normalised).

@@ -1,13 +1,17 @@
-#include <nanobind/nanobind.h>
+#include "bind/bind.h"
+
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "cpu/features.h"
 
-namespace nb = nanobind;
-
 NB_MODULE(_native, m) {
   m.doc() = "The compiled part of smollm2.";
   m.def("cpu_features", &smollm2::cpu_features,
         "Names of the instruction sets that this CPU and operating system support.");
+  smollm2::bind_kernels(m);
+  smollm2::bind_pack(m);
+  smollm2::bind_attention(m);
+  smollm2::bind_engine(m);
+  smollm2::bind_runtime(m);
 }

@@ -1,0 +1,152 @@
+// The attention of a pass: rotary embedding, storing keys and values, mixing values.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "engine/pass.h"
+
+namespace smollm2 {
+
+// The query heads of one token that share a kv head, rotated and scaled, to `to` [H/K, D].
+void Pass::turn_queries(const Block& block, int token, float* to) const {
+  const int size = shape_.head_size, group = shape_.group();
+  const float* from = qkv_row(token, block.head * group * size);
+  const auto angle =
+      static_cast<std::size_t>(in_.batch.positions[token]) * static_cast<std::size_t>(size / 2);
+  const float factor = static_cast<float>(1 / std::sqrt(static_cast<double>(size)));
+  std::memcpy(to, from, static_cast<std::size_t>(group * size) * sizeof(float));
+  for (int head = 0; head < group; ++head) {
+    kernels_.rope(to + head * size, in_.batch.cosines + angle, in_.batch.sines + angle, size);
+  }
+  for (int i = 0; i < group * size; ++i) to[i] *= factor;
+}
+
+// Rotates a token's key at one kv head and stores it with its value.
+void Pass::store_token(const Block& block, int token, int layer, float* key) const {
+  const int size = shape_.head_size, place = block.place(token);
+  const int key_col = shape_.query_size() + block.head * size;
+  const auto angle =
+      static_cast<std::size_t>(in_.batch.positions[token]) * static_cast<std::size_t>(size / 2);
+  std::memcpy(key, qkv_row(token, key_col), static_cast<std::size_t>(size) * sizeof(float));
+  kernels_.rope(key, in_.batch.cosines + angle, in_.batch.sines + angle, size);
+  std::uint8_t* at = in_.cache.block(block.run->pages[place / kPage], layer, block.head);
+  kernels_.kv_write(in_.cache.kind(), at, place % kPage, key,
+                    qkv_row(token, key_col + shape_.kv_size()), size);
+}
+
+// A page of a kv head is written by one worker, since values of neighbouring places share words.
+void Pass::store(const Worker& w, int layer) {
+  const int size = shape_.head_size, group = shape_.group();
+  const Range mine = w.seat.share(static_cast<int>(in_.plan.stores.size()));
+  for (int i = mine.first; i < mine.last; ++i) {
+    const Block& block = in_.plan.stores[static_cast<std::size_t>(i)];
+    for (int token = block.first; token < block.first + block.count; ++token) {
+      store_token(block, token, layer, w.own.key.get());
+      const auto at = static_cast<std::size_t>(block.head) * static_cast<std::size_t>(rows_) +
+                      static_cast<std::size_t>(token);
+      turn_queries(block, token,
+                   space_.queries.get() + at * static_cast<std::size_t>(group * size));
+    }
+  }
+}
+
+// How many places of a chunk each query row sees.
+void Pass::see(const Block& block, int chunk, std::vector<int>& visible) const {
+  constexpr int places = kChunkPages * kPage;
+  const int group = shape_.group();
+  for (int i = 0; i < block.count; ++i) {
+    const int last = block.place(block.first + i);
+    const int seen = std::clamp(last + 1 - chunk * places, 0, places);
+    std::fill_n(visible.begin() + i * group, group, seen);
+  }
+}
+
+void Pass::attend_chunk(const Worker& w, const Block& block, int chunk, int layer,
+                        const float* queries, Partial* out) {
+  const std::uint8_t* pages[kChunkPages];
+  const int first = chunk * kChunkPages;
+  const int count = std::min(kChunkPages, block.pages() - first);
+  for (int i = 0; i < count; ++i) {
+    pages[i] = in_.cache.block(block.run->pages[first + i], layer, block.head);
+  }
+  see(block, chunk, w.own.visible);
+  kernels_.attend(in_.cache.kind(), queries, block.count * shape_.group(), pages, count,
+                  w.own.visible.data(), shape_.head_size, out);
+}
+
+const float* Pass::queries_of(const Worker& w, const Block& block, bool last, int layer) {
+  const int size = shape_.group() * shape_.head_size;
+  if (in_.plan.decode) {
+    if (last) store_token(block, block.first, layer, w.own.key.get());
+    turn_queries(block, block.first, w.own.queries.get());
+    return w.own.queries.get();
+  }
+  const auto at = static_cast<std::size_t>(block.head) * static_cast<std::size_t>(rows_) +
+                  static_cast<std::size_t>(block.first);
+  return space_.queries.get() + at * static_cast<std::size_t>(size);
+}
+
+void Pass::attend(const Worker& w, int layer) {
+  for (const Piece& piece : in_.plan.pieces[static_cast<std::size_t>(w.seat.worker)]) {
+    attend_piece(w, piece, layer);
+  }
+}
+
+void Pass::attend_piece(const Worker& w, const Piece& piece, int layer) {
+  const Block& block = in_.plan.blocks[static_cast<std::size_t>(piece.block)];
+  const auto rows = static_cast<std::size_t>(block.count * shape_.group());
+  const bool last = piece.last == chunks_of(block);
+  const float* queries = queries_of(w, block, last, layer);
+  if (piece.shared >= 0) {
+    const Shared& shared = in_.plan.shared[static_cast<std::size_t>(piece.shared)];
+    for (int chunk = piece.first; chunk < piece.last; ++chunk) {
+      const std::size_t at = shared.rows_before + rows * static_cast<std::size_t>(chunk);
+      attend_chunk(w, block, chunk, layer, queries, shared_.partials.at(at));
+    }
+    return merge_shared(w, piece);
+  }
+  attend_chunk(w, block, 0, layer, queries, w.own.total.at(0));
+  for (int chunk = 1; chunk < piece.last; ++chunk) {
+    attend_chunk(w, block, chunk, layer, queries, w.own.part.at(0));
+    for (std::size_t r = 0; r < rows; ++r) {
+      if (w.own.visible[r] == 0) continue;
+      kernels_.merge(*w.own.total.at(r), *w.own.part.at(r), shape_.head_size);
+    }
+  }
+  finish(block, w.own.total.at(0));
+}
+
+// Merges all chunks in order, if this worker is the last of those that share the block.
+void Pass::merge_shared(const Worker& w, const Piece& piece) {
+  const Shared& shared = in_.plan.shared[static_cast<std::size_t>(piece.shared)];
+  const Block& block = in_.plan.blocks[static_cast<std::size_t>(piece.block)];
+  std::atomic<int>& arrived = shared_.arrived[static_cast<std::size_t>(piece.shared)];
+  if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < shared.workers) return;
+  arrived.store(0, std::memory_order_relaxed);
+  const auto rows = static_cast<std::size_t>(block.count * shape_.group());
+  Partial* total = shared_.partials.at(shared.rows_before);
+  for (int chunk = 1; chunk < chunks_of(block); ++chunk) {
+    see(block, chunk, w.own.visible);
+    const Partial* part =
+        shared_.partials.at(shared.rows_before + rows * static_cast<std::size_t>(chunk));
+    for (std::size_t r = 0; r < rows; ++r) {
+      if (w.own.visible[r] > 0) kernels_.merge(total[r], part[r], shape_.head_size);
+    }
+  }
+  finish(block, total);
+}
+
+// Divides by the softmax's sum; rows go to their token and query head.
+void Pass::finish(const Block& block, const Partial* rows) const {
+  const int size = shape_.head_size, group = shape_.group();
+  for (int i = 0; i < block.count; ++i) {
+    for (int g = 0; g < group; ++g) {
+      const Partial& row = rows[i * group + g];
+      float* out = space_.mixed.floats(block.first + i, (block.head * group + g) * size);
+      const float factor = 1.0f / row.sum;
+      for (int d = 0; d < size; ++d) out[d] = row.mixed[d] * factor;
+    }
+  }
+}
+
+}  // namespace smollm2

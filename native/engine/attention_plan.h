@@ -1,0 +1,62 @@
+// Who attends to what: the same in every layer, so it is laid out once a pass.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/batch.h"
+#include "engine/model.h"
+
+namespace smollm2 {
+
+// Pages whose keys are mixed before they are merged with the next ones, in order. It is a constant
+// of the engine: the bits of a result follow from it, and from nothing that differs between runs.
+constexpr int kChunkPages = 8;
+
+// Query rows that attend together at most.
+constexpr int kQueryRows = 192;
+
+// Consecutive tokens of one run: those that attend together as queries, or that are stored in one
+// page, at one kv head.
+struct Block {
+  const Run* run;
+  int head;   // kv head
+  int first;  // token of the batch
+  int count;
+
+  int place(int token) const { return run->place + (token - run->first); }
+  // Pages that the last of the tokens sees.
+  int pages() const { return place(first + count - 1) / kPage + 1; }
+};
+
+// Chunks [first, last) of a block's keys. Where several workers share a block, `shared` numbers it
+// and the one that comes last merges all chunks.
+struct Piece {
+  int block;
+  int first;
+  int last;
+  int shared;  // -1: all chunks are here
+};
+
+// A block that several workers share: how many of them, and where its partials begin.
+struct Shared {
+  int block;
+  int workers;
+  std::size_t rows_before;  // partial rows of the shared blocks before it
+};
+
+struct AttentionPlan {
+  // Every run has one token only: who attends last also stores it.
+  bool decode;
+  std::vector<Block> stores;               // pages to write, where it is not decode
+  std::vector<Block> blocks;               // of queries
+  std::vector<std::vector<Piece>> pieces;  // of each worker
+  std::vector<Shared> shared;
+  std::size_t shared_rows;  // partial rows of all shared blocks: queries times chunks
+};
+
+inline int chunks_of(const Block& block) { return (block.pages() + kChunkPages - 1) / kChunkPages; }
+
+AttentionPlan plan_attention(const Batch& batch, const Shape& shape, int workers);
+
+}  // namespace smollm2

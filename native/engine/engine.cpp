@@ -1,0 +1,42 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/pass.h"
+#include "runtime/process.h"
+
+namespace smollm2 {
+
+Engine::Engine(Model model, int threads, const Kernels& kernels)
+    : model_(std::move(model)),
+      kernels_(kernels),
+      forms_(model_),
+      threads_(threads),
+      owner_(process_id()) {
+  workers_.reserve(static_cast<std::size_t>(threads_.count()));
+  for (int i = 0; i < threads_.count(); ++i) workers_.emplace_back(model_, forms_);
+}
+
+void Engine::notice_fork() {
+  if (owner_ == process_id()) return;
+  static_cast<void>(mutex_.release());  // it may be locked for ever
+  mutex_ = std::make_unique<std::mutex>();
+  owner_ = process_id();
+}
+
+void Engine::forward(const Batch& batch, KvCache& cache, float* logits) {
+  const std::lock_guard lock(*mutex_);
+  if (!space_ || space_->rows < batch.count) {
+    int rows = kFewRows;
+    while (rows < batch.count) rows *= 2;
+    space_.emplace(model_, forms_, rows);
+  }
+  const AttentionPlan plan = plan_attention(batch, model_.shape, threads_.count());
+  shared_.fit(plan, model_.shape.head_size);
+  Pass pass({model_, kernels_, batch, plan, cache, logits}, *space_, shared_, workers_, threads_,
+            profile_);
+  threads_.run([&](int worker) { pass.run(worker); });
+}
+
+}  // namespace smollm2

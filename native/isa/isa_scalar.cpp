@@ -1,0 +1,4 @@
+#define SMOLLM2_ISA scalar
+#include "simd/scalar.h"
+
+#include "isa/table.inl"

@@ -1,0 +1,181 @@
+#include "runtime/threads.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+
+#include "runtime/affinity.h"
+#include "runtime/process.h"
+#include "runtime/turns.h"
+
+namespace smollm2 {
+namespace {
+
+using Nanoseconds = std::int64_t;
+
+// A wait that is longer than this ends asleep. Waking up takes about as long.
+constexpr Nanoseconds kLongestSpin = 50'000;
+// After waits that were in vain a worker spins less, down to this.
+constexpr Nanoseconds kShortestSpin = 1'000;
+
+Nanoseconds now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// Two lines, since neighbouring lines are fetched in pairs.
+template <typename T>
+struct alignas(128) Alone {
+  T value{};
+};
+
+using Counter = std::atomic<std::uint32_t>;
+
+// How long a worker spins before it sleeps: shorter after each spin in vain.
+struct Patience {
+  Nanoseconds longest = kLongestSpin;
+  Nanoseconds spin = kLongestSpin;
+
+  // Returns once `counter` is no longer `old`.
+  void wait(const Counter& counter, std::uint32_t old) {
+    if (counter.load(std::memory_order_acquire) != old) return;
+    const Nanoseconds until = now() + spin;
+    do {
+      for (int i = 0; i < 16; ++i) {
+        relax();
+        if (counter.load(std::memory_order_acquire) != old) {
+          spin = std::min(longest, spin + spin / 4);
+          return;
+        }
+      }
+    } while (now() < until);
+    spin = std::max(std::min(longest, kShortestSpin), spin / 2);
+    counter.wait(old, std::memory_order_acquire);
+  }
+};
+
+// Thrown out of barrier() where another worker has failed.
+struct Abandoned {};
+
+}  // namespace
+
+struct Threads::Team {
+  Alone<Counter> started;   // runs begun
+  Alone<Counter> arrived;   // workers at the barrier
+  Alone<Counter> epoch;     // barriers passed
+  Alone<Counter> finished;  // workers through with this run, but for worker 0
+  Alone<std::atomic<bool>> failed;
+  const std::function<void(int)>* work = nullptr;
+  bool stopping = false;
+  std::mutex mutex;  // guards error
+  std::exception_ptr error;
+  std::vector<Alone<Patience>> patience;
+  std::vector<std::thread> threads;
+
+  void attempt(int worker) {
+    try {
+      (*work)(worker);
+    } catch (const Abandoned&) {
+      return;
+    } catch (...) {
+      {
+        const std::lock_guard lock(mutex);
+        if (!error) error = std::current_exception();
+      }
+      failed.value.store(true, std::memory_order_release);
+      epoch.value.fetch_add(1, std::memory_order_acq_rel);
+      epoch.value.notify_all();
+    }
+  }
+
+  void live(int worker) {
+    ask_for_short_turns();
+    const auto self = static_cast<std::size_t>(worker);
+    for (std::uint32_t seen = 0;; ++seen) {
+      patience[self].value.wait(started.value, seen);
+      if (stopping) return;
+      attempt(worker);
+      if (finished.value.fetch_add(1, std::memory_order_acq_rel) + 2 == patience.size()) {
+        finished.value.notify_one();
+      }
+    }
+  }
+
+  void begin() {
+    started.value.fetch_add(1, std::memory_order_acq_rel);
+    started.value.notify_all();
+  }
+
+  // Returns once all but worker 0 are through.
+  void finish() {
+    const auto others = static_cast<std::uint32_t>(patience.size() - 1);
+    while (true) {
+      const std::uint32_t seen = finished.value.load(std::memory_order_acquire);
+      if (seen == others) return;
+      patience[0].value.wait(finished.value, seen);
+    }
+  }
+};
+
+Threads::Threads(int count) : count_(std::max(count, 1)), owner_(process_id()) { start(); }
+
+void Threads::start() {
+  if (count_ == 1) return;
+  team_ = std::make_unique<Team>();
+  Patience patience;
+  // With fewer cores than workers, whoever spins keeps another from working.
+  if (count_ > available_cores()) patience.longest = patience.spin = kShortestSpin;
+  team_->patience.assign(static_cast<std::size_t>(count_), Alone<Patience>{patience});
+  for (int worker = 1; worker < count_; ++worker) {
+    team_->threads.emplace_back([team = team_.get(), worker] { team->live(worker); });
+  }
+}
+
+Threads::~Threads() {
+  if (!team_) return;
+  if (owner_ != process_id()) {
+    static_cast<void>(team_.release());  // its threads are the parent's: there is none to join
+    return;
+  }
+  team_->stopping = true;
+  team_->begin();
+  for (std::thread& thread : team_->threads) thread.join();
+}
+
+void Threads::run(const std::function<void(int)>& work) {
+  if (count_ == 1) return work(0);
+  if (owner_ != process_id()) {
+    static_cast<void>(team_.release());
+    owner_ = process_id();
+    start();
+  }
+  ask_for_short_turns();
+  team_->work = &work;
+  team_->error = nullptr;
+  team_->failed.value.store(false, std::memory_order_relaxed);
+  team_->arrived.value.store(0, std::memory_order_relaxed);
+  team_->finished.value.store(0, std::memory_order_relaxed);
+  team_->begin();
+  team_->attempt(0);
+  team_->finish();
+  if (team_->error) std::rethrow_exception(team_->error);
+}
+
+void Threads::barrier(int worker) {
+  if (count_ == 1) return;
+  Team& team = *team_;
+  const std::uint32_t epoch = team.epoch.value.load(std::memory_order_acquire);
+  if (team.failed.value.load(std::memory_order_acquire)) throw Abandoned{};
+  if (team.arrived.value.fetch_add(1, std::memory_order_acq_rel) + 1 ==
+      static_cast<std::uint32_t>(count_)) {
+    team.arrived.value.store(0, std::memory_order_relaxed);
+    team.epoch.value.fetch_add(1, std::memory_order_acq_rel);
+    team.epoch.value.notify_all();
+  } else {
+    team.patience[static_cast<std::size_t>(worker)].value.wait(team.epoch.value, epoch);
+  }
+  if (team.failed.value.load(std::memory_order_acquire)) throw Abandoned{};
+}
+
+}  // namespace smollm2

@@ -1,0 +1,306 @@
+"""The native backend: packed weights, and a fused forward in C++ that picks its kernels by CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from math import prod
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smollm2 import _native
+from smollm2.batch import Batch, Ints
+from smollm2.cache import Cache
+from smollm2.config import Config
+from smollm2.errors import CacheError, CheckpointError, ContextLengthError, InputError
+from smollm2.quantize import Quantized, Weight, as_float32, kind_of
+from smollm2.weights import EMBEDDING, HEAD, Weights
+
+Floats = NDArray[np.float32]
+
+QUANTS: Final = ("f32", "bf16", "q16", "q8", "q4")
+"""Kinds that weights can be converted to."""
+
+KV_KINDS: Final = ("f32", "bf16", "int8")
+"""Kinds of stored keys and values."""
+
+PAGE: Final = 64
+"""Tokens a page."""
+
+_LOSSLESS: Mapping[str, str] = MappingProxyType(
+    {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4m", "F32": "f32", "F16": "f32", "BF16": "bf16"}
+)
+"""Kinds of files and the packed kinds that hold them as they are."""
+
+_ANGLE_BLOCK = 1024
+_MAX_THREADS = 256
+_NUMBERS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+
+
+class NativeCache(Cache):
+    """Pages of 64 tokens, reserved for the whole capacity and taken as they are used."""
+
+    def __init__(self, rows: int, capacity: int, model: NativeModel) -> None:
+        super().__init__(rows, capacity)
+        self.kind = model.kv
+        self.identity = model.identity
+        self._longest = [0] * rows
+        self._storage: _native.KvCache | None
+        each = -(-capacity // PAGE)
+        try:
+            self._storage = model.engine.new_cache(model.kv, rows * each)
+            self.pages: Ints = np.arange(rows * each, dtype=np.int32).reshape(rows, each)
+        except MemoryError:
+            raise CacheError(
+                f"the system has no memory for a KV cache of {rows} rows of {capacity} tokens"
+            ) from None
+
+    @property
+    def storage(self) -> _native.KvCache:
+        """The pages. Raises ``CacheError`` where the cache is closed."""
+        self._check_open()
+        assert self._storage is not None
+        return self._storage
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pages that have been used."""
+        if self._storage is None:
+            return 0
+        return sum(-(-length // PAGE) for length in self._longest) * self._storage.page_bytes
+
+    def advance(self, batch: Batch) -> None:
+        """Count the batch's tokens as stored."""
+        super().advance(batch)
+        self._longest = [max(pair) for pair in zip(self._longest, self._lengths, strict=True)]
+
+    def close(self) -> None:
+        """Give the storage back."""
+        super().close()
+        self._storage = None
+
+
+class NativeModel:
+    """A model whose weights are packed for the kernels."""
+
+    def __init__(self, config: Config, engine: _native.Engine, *, kv: str, kinds: set[str]) -> None:
+        self.config = config
+        self.kv = kv
+        self.kinds = frozenset(kinds)
+        self.identity = object()  # of this model's caches, which do not keep its weights alive
+        self._engine: _native.Engine | None = engine
+        self._cosines = self._sines = np.empty((0, config.head_dim // 2), dtype=np.float32)
+
+    @property
+    def engine(self) -> _native.Engine:
+        """What computes. Raises ``InputError`` where the model is closed."""
+        if self._engine is None:
+            raise InputError("the model is closed: load it again")
+        return self._engine
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute."""
+        return self.engine.threads
+
+    def new_cache(self, rows: int = 1, capacity: int | None = None) -> NativeCache:
+        """An empty cache; ``capacity`` defaults to the context length."""
+        limit = self.config.max_position_embeddings
+        if capacity is not None and not 1 <= capacity <= limit:
+            raise InputError(f"a capacity of {capacity} tokens is not in 1 … {limit}")
+        if rows < 1:
+            raise InputError(f"a cache needs at least one row, not {rows}")
+        return NativeCache(rows, capacity or limit, self)
+
+    def forward(self, batch: Batch, cache: Cache | None = None) -> Floats:
+        """Logits of the wanted tokens, [W, V]. See ``CausalLM.forward``."""
+        engine = self.engine
+        if not (cache is None or isinstance(cache, NativeCache)):
+            raise CacheError("the KV cache was made by another backend: use new_cache()")
+        if cache is not None and cache.identity is not self.identity:
+            raise CacheError("the KV cache was made by another model: use new_cache()")
+        self._check(batch)
+        if cache is None:
+            runs, pages = _runs_of_segments(batch)
+            storage = engine.new_cache(self.kv, pages.size)
+        else:
+            cache.check(batch)
+            runs, pages, storage = _runs(batch.rows, batch.positions), cache.pages, cache.storage
+        cosines, sines = self._angles(int(batch.positions.max()) + 1)
+        logits = engine.forward(
+            storage, batch.ids, batch.positions, cosines, sines, runs, pages, batch.wanted
+        )
+        if cache is not None:
+            cache.advance(batch)
+        return logits
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        self._engine = None
+
+    def _check(self, batch: Batch) -> None:
+        vocabulary = self.config.vocab_size
+        if batch.ids.min() < 0 or batch.ids.max() >= vocabulary:
+            wrong = next(int(i) for i in batch.ids if not 0 <= i < vocabulary)
+            raise InputError(f"token id {wrong} is not in a vocabulary of {vocabulary}")
+        limit = self.config.max_position_embeddings
+        if batch.positions.max() >= limit:
+            raise ContextLengthError(int(batch.positions.max()) + 1, 0, limit)
+        if batch.positions.min() < 0:
+            raise InputError(f"a token cannot have position {batch.positions.min()}")
+
+    def _angles(self, count: int) -> tuple[Floats, Floats]:
+        """Cosines and sines [≥ count, D/2] in float32, as the NumPy backend has them.
+
+        They are made in blocks that begin at fixed positions, so that their bits do not depend
+        on which positions were asked for before.
+        """
+        while len(self._cosines) < count:
+            size = self.config.head_dim
+            exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+            inverse = (1.0 / np.float32(self.config.rope_theta) ** exponents).astype(np.float32)
+            start = len(self._cosines)
+            positions = np.arange(start, start + _ANGLE_BLOCK, dtype=np.float32)
+            angles = positions[:, None] * inverse
+            self._cosines = np.concatenate([self._cosines, np.cos(angles)])
+            self._sines = np.concatenate([self._sines, np.sin(angles)])
+        return self._cosines, self._sines
+
+
+def _runs(owners: Ints, positions: Ints) -> Ints:
+    """Sequences of a batch in order, [R, 3]: tokens, position of the first, owner.
+
+    Raises ``InputError`` where the tokens of an owner do not lie side by side in order.
+    """
+    if len(owners) == 1:
+        return np.array([[1, positions[0], owners[0]]], dtype=np.int32)
+    firsts = np.flatnonzero(np.diff(owners, prepend=owners[0] - 1))
+    counts = np.diff(firsts, append=len(owners))
+    expected = np.repeat(positions[firsts] - firsts, counts) + np.arange(len(owners))
+    if len(np.unique(owners)) != len(firsts) or not np.array_equal(expected, positions):
+        raise InputError("the tokens of a sequence must lie side by side in a batch, in order")
+    return np.stack([counts, positions[firsts], owners[firsts]], axis=1).astype(np.int32)
+
+
+def _runs_of_segments(batch: Batch) -> tuple[Ints, Ints]:
+    """Runs that begin at place 0 of pages of their own, and those pages."""
+    runs = _runs(batch.segments, batch.positions)
+    each = -(-runs[:, 0] // PAGE)
+    ends = np.cumsum(each)
+    pages = (ends - each)[:, None] + np.arange(each.max())
+    runs[:, 1] = 0
+    runs[:, 2] = np.arange(len(runs))
+    return runs, np.minimum(pages, ends[-1] - 1).astype(np.int32)
+
+
+class NativeBackend:
+    """Weights of any kind, packed for the kernels of this CPU."""
+
+    def load(
+        self,
+        config: Config,
+        weights: Weights[Any],
+        *,
+        quant: str | None = None,
+        threads: int | None = None,
+        kv: str | None = None,
+    ) -> NativeModel:
+        """Pack the weights.
+
+        ``quant`` is one of ``QUANTS``; by default quantized files are held without loss where
+        there is a kind for it (Q8_0, Q4_0, Q4_1) and as q8 otherwise, and dense ones as q8.
+        With q8 and q4, embedding and head are q8. ``threads`` defaults to the physical cores
+        that this process may use, and is never more than its CPUs; ``kv`` is one of ``KV_KINDS``, by default bf16, but f32 where
+        ``quant`` is f32 or q16.
+
+        Raises ``InputError`` for an unknown option or SMOLLM2_ISA, and ``CheckpointError`` for
+        weights that cannot be quantized.
+        """
+        _check_choice("quant", quant, QUANTS)
+        _check_choice("kv", kv, KV_KINDS)
+        if threads is not None and not 1 <= threads <= _MAX_THREADS:
+            raise InputError(f"threads={threads} is not in 1 … {_MAX_THREADS}")
+        if config.head_dim > 256:
+            raise InputError(f"a head_dim of {config.head_dim} is over 256: use backend='numpy'")
+        threads = min(threads or _native.available_cores(), _cpus())
+        named = dict(weights.items())
+        kinds = _kinds(named, quant)
+        matrices = _pack(named, kinds, threads)
+        gains = [as_float32(weight) for name, weight in named.items() if name not in kinds]
+        numbers = {name: getattr(config, name) for name in _NUMBERS}
+        try:
+            engine = _native.Engine(numbers, config.rms_norm_eps, matrices, gains, threads)
+        except RuntimeError as error:
+            raise InputError(str(error)) from None
+        default = "f32" if quant in ("f32", "q16") else "bf16"
+        return NativeModel(config, engine, kv=kv or default, kinds=set(kinds.values()))
+
+
+def _cpus() -> int:
+    """CPUs that this process may run on: more threads would only wait for one another."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _check_choice(option: str, value: str | None, choices: Iterable[str]) -> None:
+    if value is not None and value not in choices:
+        raise InputError(f"{option}={value!r} is not known: choose from {', '.join(choices)}")
+
+
+def _kinds(named: Mapping[str, Weight], quant: str | None) -> dict[str, str]:
+    """The packed kind of each matrix, in order."""
+    matrices = {name: weight for name, weight in named.items() if len(weight.shape) == 2}
+    if quant is None and any(isinstance(weight, Quantized) for weight in matrices.values()):
+        return {name: _LOSSLESS.get(kind_of(weight), "q8") for name, weight in matrices.items()}
+    blocks = quant or "q8"
+    ends = "q8" if blocks == "q4" else blocks
+    return {name: ends if name in (EMBEDDING, HEAD) else blocks for name in matrices}
+
+
+def _pack(
+    named: Mapping[str, Weight], kinds: Mapping[str, str], threads: int
+) -> list[tuple[str, int, int, NDArray[np.uint8]]]:
+    """Each matrix packed, side by side in one block of memory of huge pages."""
+    sizes = [_native.packed_bytes(kind, *named[name].shape) for name, kind in kinds.items()]
+    memory = _native.memory(sum(sizes))
+    packed, start = [], 0
+    for (name, kind), size in zip(kinds.items(), sizes, strict=True):
+        weight = named[name]
+        rows, cols = weight.shape
+        place = memory[start : start + size]
+        try:
+            place[:] = _native.pack(*_bytes(weight, kind), cols, kind, threads=threads)
+        except ValueError as error:
+            raise CheckpointError(f"{name}: {error}") from None
+        packed.append((kind, rows, cols, place))
+        start += size
+    return packed
+
+
+def _bytes(weight: Weight, kind: str) -> tuple[NDArray[np.uint8], str]:
+    """A matrix as bytes [rows, bytes a row] of a kind that can be packed as ``kind``."""
+    source = kind_of(weight)
+    if isinstance(weight, Quantized):
+        if _LOSSLESS.get(source) == kind:
+            return np.ascontiguousarray(weight.data), source
+        weight = weight.dequantize()
+    elif source == "F64":
+        weight = as_float32(weight)
+    rows = weight.shape[0]
+    data = np.ascontiguousarray(weight).view(np.uint8).reshape(rows, prod(weight.shape[1:]), -1)
+    return data.reshape(rows, -1), kind_of(weight)
+
+
+backend = NativeBackend()

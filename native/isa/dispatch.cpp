@@ -32,6 +32,12 @@ const std::vector<Entry>& entries() {
   return all;
 }
 
+// CPUID is slow under a hypervisor: asked once.
+const std::vector<std::string>& detected() {
+  static const std::vector<std::string> features = cpu_features();
+  return features;
+}
+
 bool runs(const Entry& entry, const std::vector<std::string>& features) {
   for (const std::string& need : entry.needs) {
     bool found = false;
@@ -54,7 +60,7 @@ const Kernels& choose() {
 }  // namespace
 
 std::vector<std::string> isa_names() {
-  const std::vector<std::string> features = cpu_features();
+  const std::vector<std::string>& features = detected();
   std::vector<std::string> names;
   for (const Entry& entry : entries()) {
     if (runs(entry, features)) names.emplace_back(entry.table().name);
@@ -63,7 +69,7 @@ std::vector<std::string> isa_names() {
 }
 
 const Kernels* kernels_for(const std::string& name) {
-  const std::vector<std::string> features = cpu_features();
+  const std::vector<std::string>& features = detected();
   for (const Entry& entry : entries()) {
     if (entry.table().name == name && runs(entry, features)) return &entry.table();
   }

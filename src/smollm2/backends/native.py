@@ -16,6 +16,7 @@ from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache
 from smollm2.config import Config
 from smollm2.errors import CacheError, CheckpointError, ContextLengthError, InputError
+from smollm2.packing import Packed
 from smollm2.quantize import Quantized, Weight, as_float32, kind_of
 from smollm2.weights import EMBEDDING, HEAD, Weights
 
@@ -262,8 +263,13 @@ def _check_choice(option: str, value: str | None, choices: Iterable[str]) -> Non
 def _kinds(named: Mapping[str, Weight], quant: str | None) -> dict[str, str]:
     """The packed kind of each matrix, in order."""
     matrices = {name: weight for name, weight in named.items() if len(weight.shape) == 2}
-    if quant is None and any(isinstance(weight, Quantized) for weight in matrices.values()):
-        return {name: _LOSSLESS.get(kind_of(weight), "q8") for name, weight in matrices.items()}
+    if quant is None and any(isinstance(w, Quantized | Packed) for w in matrices.values()):
+        return {
+            name: weight.kind
+            if isinstance(weight, Packed)
+            else _LOSSLESS.get(kind_of(weight), "q8")
+            for name, weight in matrices.items()
+        }
     blocks = quant or "q8"
     ends = "q8" if blocks == "q4" else blocks
     return {name: ends if name in (EMBEDDING, HEAD) else blocks for name in matrices}
@@ -281,7 +287,10 @@ def _pack(
         rows, cols = weight.shape
         place = memory[start : start + size]
         try:
-            place[:] = _native.pack(*_bytes(weight, kind), cols, kind, threads=threads)
+            if isinstance(weight, Packed) and weight.kind == kind:
+                place[:] = np.ascontiguousarray(weight.data).reshape(-1)
+            else:
+                place[:] = _native.pack(*_bytes(weight, kind), cols, kind, threads=threads)
         except ValueError as error:
             raise CheckpointError(f"{name}: {error}") from None
         packed.append((kind, rows, cols, place))
@@ -296,7 +305,7 @@ def _bytes(weight: Weight, kind: str) -> tuple[NDArray[np.uint8], str]:
         if _LOSSLESS.get(source) == kind:
             return np.ascontiguousarray(weight.data), source
         weight = weight.dequantize()
-    elif source == "F64":
+    elif source == "F64" or isinstance(weight, Packed):
         weight = as_float32(weight)
     rows = weight.shape[0]
     data = np.ascontiguousarray(weight).view(np.uint8).reshape(rows, prod(weight.shape[1:]), -1)

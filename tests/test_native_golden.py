@@ -25,6 +25,12 @@ pytestmark = [pytest.mark.weights, pytest.mark.slow]
 CASES: list[dict[str, Any]] = json.loads((DATA / "model.json").read_text())["cases"]
 
 
+@pytest.fixture(autouse=True)
+def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many threads as are asked for, also where there are fewer CPUs."""
+    monkeypatch.setattr(native, "_cpus", lambda: 256)
+
+
 @pytest.fixture(scope="module")
 def checkpoint(real_gguf: Path) -> Checkpoint:
     return load_checkpoint(real_gguf)

@@ -18,6 +18,12 @@ from tests.backend_rules import CONFIG, IDS, WEIGHTS, full, spans
 COUNTS = [1, 2, 3, 8]
 
 
+@pytest.fixture(autouse=True)
+def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many threads as are asked for, also where there are fewer CPUs."""
+    monkeypatch.setattr(native, "_cpus", lambda: 256)
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_each_worker_runs_once_and_the_caller_is_the_first(count: int) -> None:
     team = _native.Threads(count)

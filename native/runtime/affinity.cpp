@@ -62,7 +62,8 @@ double cgroup_limit(const std::string& root) {
     const std::size_t first = line.find(':');
     const std::size_t second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    std::string controllers = line.substr(first, second - first + 1);
+    controllers.front() = controllers.back() = ',';
     const std::string path = line.substr(second + 1);
     if (controllers == ",,") {
       limit = std::min(limit, limit_up(root + "/sys/fs/cgroup", path));

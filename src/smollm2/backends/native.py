@@ -222,8 +222,8 @@ class NativeBackend:
         ``quant`` is one of ``QUANTS``; by default quantized files are held without loss where
         there is a kind for it (Q8_0, Q4_0, Q4_1) and as q8 otherwise, and dense ones as q8.
         With q8 and q4, embedding and head are q8. ``threads`` defaults to the physical cores
-        that this process may use, and is never more than its CPUs; ``kv`` is one of ``KV_KINDS``, by default bf16, but f32 where
-        ``quant`` is f32 or q16.
+        that this process may use, and is never more than its CPUs. ``kv`` is one of
+        ``KV_KINDS``: by default bf16, but f32 where ``quant`` is f32 or q16.
 
         Raises ``InputError`` for an unknown option or SMOLLM2_ISA, and ``CheckpointError`` for
         weights that cannot be quantized.

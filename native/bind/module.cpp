@@ -1,8 +1,7 @@
-#include "bind/bind.h"
-
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind/bind.h"
 #include "cpu/features.h"
 
 NB_MODULE(_native, m) {

@@ -92,7 +92,7 @@ struct QuantizedRows {
 
 enum class KvKind : std::uint8_t { f32 = 0, bf16 = 1, int8 = 2 };
 
-constexpr int kPage = 64;         // token places of a page
+constexpr int kPage = 64;          // token places of a page
 constexpr int kMaxHeadSize = 256;  // the integer sums of int8 fit 32 bits up to here
 
 // One page of one kv head: a block of keys, then a block of values. D is the head size, even and

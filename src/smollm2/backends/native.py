@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2 import _native
+import smollm2._native as _native
 from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache
 from smollm2.config import Config
@@ -264,15 +264,15 @@ def _kinds(named: Mapping[str, Weight], quant: str | None) -> dict[str, str]:
     """The packed kind of each matrix, in order."""
     matrices = {name: weight for name, weight in named.items() if len(weight.shape) == 2}
     if quant is None and any(isinstance(w, Quantized | Packed) for w in matrices.values()):
-        return {
-            name: weight.kind
-            if isinstance(weight, Packed)
-            else _LOSSLESS.get(kind_of(weight), "q8")
-            for name, weight in matrices.items()
-        }
+        return {name: _kept(weight) for name, weight in matrices.items()}
     blocks = quant or "q8"
     ends = "q8" if blocks == "q4" else blocks
     return {name: ends if name in (EMBEDDING, HEAD) else blocks for name in matrices}
+
+
+def _kept(weight: Weight) -> str:
+    """The packed kind that holds a weight as it is, or q8."""
+    return weight.kind if isinstance(weight, Packed) else _LOSSLESS.get(kind_of(weight), "q8")
 
 
 def _pack(

@@ -44,7 +44,8 @@ def eval_(
     ids = reference.tokenizer.encode(content)
     size = min(evaluation.WINDOW, reference.config.max_position_embeddings)
     parts = evaluation.windows(ids, size=size)[:windows]
-    for kind in quant or [None]:
+    kinds: list[str | None] = [*quant] if quant else [None]
+    for kind in kinds:
         loaded = load_model(
             model, terminal, offline=offline, backend=backend, quant=kind, threads=threads
         )

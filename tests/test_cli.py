@@ -20,7 +20,7 @@ from smollm2.streaming import Stream
 from tests.cli_session import COMMAND, environment, run_cli, write_model
 
 HEAVY = {"torch", "jax", "huggingface_hub", "jinja2", "transformers"}
-COMMANDS = ("run", "chat", "pull", "list", "show", "tokenize", "verify", "export")
+COMMANDS = ("run", "chat", "pull", "list", "show", "tokenize", "verify", "bench", "eval", "export")
 
 
 @pytest.fixture(scope="module")

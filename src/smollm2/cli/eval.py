@@ -1,4 +1,4 @@
-"""``smollm2 eval``: what a format costs beside float32."""
+"""``smollm2 eval``: perplexity, KL divergence and top-1 agreement of a format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def eval_(
     json: options.Json = False,
     no_color: options.NoColor = False,
 ) -> None:
-    """Measure perplexity, KL divergence and top-1 agreement against float32.
+    """Measure what a format costs beside float32.
+
+    Perplexity, mean KL divergence in nats, and how often both find the same token likeliest.
 
     Example: smollm2 eval --text book.txt --quant q8 --quant q4
     """

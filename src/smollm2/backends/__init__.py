@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from smollm2.batch import Batch
 from smollm2.cache import Cache
 from smollm2.config import Config
-from smollm2.errors import InputError
+from smollm2.errors import ContextLengthError, InputError
 from smollm2.weights import Weights
 
 BACKENDS = {"native": "smollm2.backends.native", "numpy": "smollm2.backends.numpy"}
@@ -73,3 +73,29 @@ def get_backend(name: str) -> Backend:
     module: Any = import_module(BACKENDS[name])
     backend: Backend = module.backend
     return backend
+
+
+def checked_capacity(config: Config, rows: int, capacity: int | None) -> int:
+    """Tokens a row of a new cache: ``capacity``, or the context length where it is None.
+
+    Raises ``InputError`` where the model cannot fill it, or there is no row.
+    """
+    limit = config.max_position_embeddings
+    if capacity is not None and not 1 <= capacity <= limit:
+        raise InputError(f"a capacity of {capacity} tokens is not in 1 … {limit}")
+    if rows < 1:
+        raise InputError(f"a cache needs at least one row, not {rows}")
+    return capacity or limit
+
+
+def check_batch(config: Config, batch: Batch) -> None:
+    """Raise ``InputError`` for ids, or positions, that a model does not have."""
+    vocabulary = config.vocab_size
+    if batch.ids.min() < 0 or batch.ids.max() >= vocabulary:
+        wrong = next(int(i) for i in batch.ids if not 0 <= i < vocabulary)
+        raise InputError(f"token id {wrong} is not in a vocabulary of {vocabulary}")
+    limit = config.max_position_embeddings
+    if batch.positions.max() >= limit:
+        raise ContextLengthError(int(batch.positions.max()) + 1, 0, limit)
+    if batch.positions.min() < 0:
+        raise InputError(f"a token cannot have position {batch.positions.min()}")

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import smollm2._native as _native
+from smollm2.backends import check_batch, checked_capacity
 from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache
 from smollm2.config import Config
-from smollm2.errors import CacheError, CheckpointError, ContextLengthError, InputError
+from smollm2.errors import CacheError, CheckpointError, InputError
 from smollm2.packing import Packed
 from smollm2.quantize import Quantized, Weight, as_float32, kind_of
 from smollm2.weights import EMBEDDING, HEAD, Weights
@@ -117,12 +118,7 @@ class NativeModel:
 
     def new_cache(self, rows: int = 1, capacity: int | None = None) -> NativeCache:
         """An empty cache; ``capacity`` defaults to the context length."""
-        limit = self.config.max_position_embeddings
-        if capacity is not None and not 1 <= capacity <= limit:
-            raise InputError(f"a capacity of {capacity} tokens is not in 1 … {limit}")
-        if rows < 1:
-            raise InputError(f"a cache needs at least one row, not {rows}")
-        return NativeCache(rows, capacity or limit, self)
+        return NativeCache(rows, checked_capacity(self.config, rows, capacity), self)
 
     def forward(self, batch: Batch, cache: Cache | None = None) -> Floats:
         """Logits of the wanted tokens, [W, V]. See ``CausalLM.forward``."""
@@ -131,7 +127,7 @@ class NativeModel:
             raise CacheError("the KV cache was made by another backend: use new_cache()")
         if cache is not None and cache.identity is not self.identity:
             raise CacheError("the KV cache was made by another model: use new_cache()")
-        self._check(batch)
+        check_batch(self.config, batch)
         if cache is None:
             runs, pages = _runs_of_segments(batch)
             storage = engine.new_cache(self.kv, pages.size)
@@ -149,17 +145,6 @@ class NativeModel:
     def close(self) -> None:
         """Let go of the weights."""
         self._engine = None
-
-    def _check(self, batch: Batch) -> None:
-        vocabulary = self.config.vocab_size
-        if batch.ids.min() < 0 or batch.ids.max() >= vocabulary:
-            wrong = next(int(i) for i in batch.ids if not 0 <= i < vocabulary)
-            raise InputError(f"token id {wrong} is not in a vocabulary of {vocabulary}")
-        limit = self.config.max_position_embeddings
-        if batch.positions.max() >= limit:
-            raise ContextLengthError(int(batch.positions.max()) + 1, 0, limit)
-        if batch.positions.min() < 0:
-            raise InputError(f"a token cannot have position {batch.positions.min()}")
 
     def _angles(self, count: int) -> tuple[Floats, Floats]:
         """Cosines and sines [≥ count, D/2] in float32, as the NumPy backend has them.

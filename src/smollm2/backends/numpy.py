@@ -10,12 +10,12 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.backends import Backend, BackendOptions
+from smollm2.backends import Backend, BackendOptions, check_batch, checked_capacity
 from smollm2.backends.kvcache import KVCache
 from smollm2.batch import Batch
 from smollm2.cache import Cache
 from smollm2.config import Config
-from smollm2.errors import CacheError, ContextLengthError, InputError
+from smollm2.errors import CacheError, InputError
 from smollm2.model import forward
 from smollm2.quantize import as_float32
 from smollm2.weights import Attention, Mlp, Weights
@@ -187,15 +187,10 @@ class NumpyModel:
 
     def new_cache(self, rows: int = 1, capacity: int | None = None) -> KVCache:
         """An empty cache; ``capacity`` defaults to the context length."""
-        limit = self.config.max_position_embeddings
-        if capacity is not None and not 1 <= capacity <= limit:
-            raise InputError(f"a capacity of {capacity} tokens is not in 1 … {limit}")
-        if rows < 1:
-            raise InputError(f"a cache needs at least one row, not {rows}")
         return KVCache(
             layers=self.config.num_hidden_layers,
             rows=rows,
-            capacity=capacity or limit,
+            capacity=checked_capacity(self.config, rows, capacity),
             heads=self.config.num_key_value_heads,
             size=self.config.head_dim,
         )
@@ -206,7 +201,7 @@ class NumpyModel:
             raise InputError("the model is closed: load it again")
         if not (cache is None or isinstance(cache, KVCache)):
             raise CacheError("the KV cache was made by another backend: use new_cache()")
-        self._check(batch)
+        check_batch(self.config, batch)
         if cache is not None:
             cache.prepare(batch)
         with np.errstate(all="ignore"):  # whoever reads the logits checks them
@@ -218,15 +213,6 @@ class NumpyModel:
     def close(self) -> None:
         """Let go of the weights."""
         self._weights = None
-
-    def _check(self, batch: Batch) -> None:
-        vocabulary = self.config.vocab_size
-        if batch.ids.min() < 0 or batch.ids.max() >= vocabulary:
-            wrong = next(int(i) for i in batch.ids if not 0 <= i < vocabulary)
-            raise InputError(f"token id {wrong} is not in a vocabulary of {vocabulary}")
-        limit = self.config.max_position_embeddings
-        if batch.positions.max() >= limit:
-            raise ContextLengthError(int(batch.positions.max()) + 1, 0, limit)
 
 
 class NumpyBackend:

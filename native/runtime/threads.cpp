@@ -5,8 +5,8 @@
 #include <mutex>
 
 #include "runtime/affinity.h"
+#include "runtime/gate.h"
 #include "runtime/process.h"
-#include "runtime/turns.h"
 
 namespace smollm2 {
 namespace {
@@ -30,28 +30,27 @@ struct alignas(128) Alone {
   T value{};
 };
 
-using Counter = std::atomic<std::uint32_t>;
-
 // How long a worker spins before it sleeps: shorter after each spin in vain.
 struct Patience {
   Nanoseconds longest = kLongestSpin;
   Nanoseconds spin = kLongestSpin;
 
-  // Returns once `counter` is no longer `old`.
-  void wait(const Counter& counter, std::uint32_t old) {
-    if (counter.load(std::memory_order_acquire) != old) return;
+  // Returns once the gate's count is no longer `old`.
+  void wait(Gate& gate, std::uint32_t old) {
+    if (gate.count() != old) return;
     const Nanoseconds until = now() + spin;
+    Nanoseconds at;
     do {
-      for (int i = 0; i < 16; ++i) {
-        relax();
-        if (counter.load(std::memory_order_acquire) != old) {
-          spin = std::min(longest, spin + spin / 4);
-          return;
-        }
-      }
-    } while (now() < until);
-    spin = std::max(std::min(longest, kShortestSpin), spin / 2);
-    counter.wait(old, std::memory_order_acquire);
+      for (int i = 0; i < 16 && gate.count() == old; ++i) relax();
+      at = now();
+    } while (gate.count() == old && at < until);
+    // A spin that took longer than it was to was interrupted: the core is wanted by others.
+    if (at < until) {
+      spin = std::min(longest, spin + spin / 4);
+    } else {
+      spin = std::max(std::min(longest, kShortestSpin), spin / 2);
+    }
+    while (gate.count() == old) gate.sleep(old);
   }
 };
 
@@ -61,10 +60,10 @@ struct Abandoned {};
 }  // namespace
 
 struct Threads::Team {
-  Alone<Counter> started;   // runs begun
-  Alone<Counter> arrived;   // workers at the barrier
-  Alone<Counter> epoch;     // barriers passed
-  Alone<Counter> finished;  // workers through with this run, but for worker 0
+  Alone<Gate> started;                        // runs begun
+  Alone<std::atomic<std::uint32_t>> arrived;  // workers at the barrier
+  Alone<Gate> epoch;                          // barriers passed
+  Alone<Gate> finished;                       // workers through with this run, but for worker 0
   Alone<std::atomic<bool>> failed;
   const std::function<void(int)>* work = nullptr;
   bool stopping = false;
@@ -84,34 +83,27 @@ struct Threads::Team {
         if (!error) error = std::current_exception();
       }
       failed.value.store(true, std::memory_order_release);
-      epoch.value.fetch_add(1, std::memory_order_acq_rel);
-      epoch.value.notify_all();
+      epoch.value.open();
     }
   }
 
   void live(int worker) {
-    ask_for_short_turns();
     const auto self = static_cast<std::size_t>(worker);
     for (std::uint32_t seen = 0;; ++seen) {
       patience[self].value.wait(started.value, seen);
       if (stopping) return;
       attempt(worker);
-      if (finished.value.fetch_add(1, std::memory_order_acq_rel) + 2 == patience.size()) {
-        finished.value.notify_one();
-      }
+      finished.value.open();
     }
   }
 
-  void begin() {
-    started.value.fetch_add(1, std::memory_order_acq_rel);
-    started.value.notify_all();
-  }
+  void begin() { started.value.open(); }
 
   // Returns once all but worker 0 are through.
   void finish() {
     const auto others = static_cast<std::uint32_t>(patience.size() - 1);
     while (true) {
-      const std::uint32_t seen = finished.value.load(std::memory_order_acquire);
+      const std::uint32_t seen = finished.value.count();
       if (seen == others) return;
       patience[0].value.wait(finished.value, seen);
     }
@@ -150,12 +142,11 @@ void Threads::run(const std::function<void(int)>& work) {
     owner_ = process_id();
     start();
   }
-  ask_for_short_turns();
   team_->work = &work;
   team_->error = nullptr;
   team_->failed.value.store(false, std::memory_order_relaxed);
   team_->arrived.value.store(0, std::memory_order_relaxed);
-  team_->finished.value.store(0, std::memory_order_relaxed);
+  team_->finished.value.reset();
   team_->begin();
   team_->attempt(0);
   team_->finish();
@@ -165,13 +156,12 @@ void Threads::run(const std::function<void(int)>& work) {
 void Threads::barrier(int worker) {
   if (count_ == 1) return;
   Team& team = *team_;
-  const std::uint32_t epoch = team.epoch.value.load(std::memory_order_acquire);
+  const std::uint32_t epoch = team.epoch.value.count();
   if (team.failed.value.load(std::memory_order_acquire)) throw Abandoned{};
   if (team.arrived.value.fetch_add(1, std::memory_order_acq_rel) + 1 ==
       static_cast<std::uint32_t>(count_)) {
     team.arrived.value.store(0, std::memory_order_relaxed);
-    team.epoch.value.fetch_add(1, std::memory_order_acq_rel);
-    team.epoch.value.notify_all();
+    team.epoch.value.open();
   } else {
     team.patience[static_cast<std::size_t>(worker)].value.wait(team.epoch.value, epoch);
   }

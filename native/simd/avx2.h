@@ -110,6 +110,9 @@ inline I broadcast_int(std::int32_t x) { return {_mm256_set1_epi32(x), _mm256_se
 inline I add(I a, I b) {
   return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
 }
+inline I mul(I a, I b) {
+  return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)};
+}
 inline V to_float(I a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
 inline I to_int(V a) { return {_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)}; }
 inline __m256 eight_powers_of_two(__m256i a) {
@@ -152,6 +155,11 @@ inline V load_int16(const std::int16_t* p) {
 }
 
 // ---- bytes
+// Asks for the line of the cache that lies `distance` bytes behind p; there may be no memory.
+inline void prefetch(const std::uint8_t* p, std::intptr_t distance) {
+  const std::intptr_t at = reinterpret_cast<std::intptr_t>(p) + distance;
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+}
 inline B load_bytes(const void* p) {
   const auto* at = static_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};

@@ -137,6 +137,9 @@ inline I broadcast_int(std::int32_t x) {
 inline I add(I a, I b) {
   return lanes<I>([&](int i) { return a.lane[i] + b.lane[i]; });
 }
+inline I mul(I a, I b) {
+  return lanes<I>([&](int i) { return a.lane[i] * b.lane[i]; });
+}
 inline V to_float(I a) {
   return lanes<V>([&](int i) { return static_cast<float>(a.lane[i]); });
 }
@@ -180,6 +183,9 @@ inline V load_int16(const std::int16_t* p) {
 }
 
 // ---- bytes
+// Asks for the line of the cache that lies `distance` bytes behind p, where that helps; there may
+// be no memory.
+inline void prefetch(const std::uint8_t*, std::intptr_t) {}
 inline B load_bytes(const void* p) {
   B out;
   std::memcpy(out.byte, p, sizeof out.byte);

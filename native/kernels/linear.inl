@@ -26,30 +26,19 @@ struct FloatWork {
   Output out;
 };
 
-// Bytes from one place in memory to another, whatever lies there.
-inline std::intptr_t between(const std::uint8_t* from, const std::uint8_t* to) {
-  return reinterpret_cast<std::intptr_t>(to) - reinterpret_cast<std::intptr_t>(from);
-}
-
-// Weights to fetch while others are multiplied: of each block of 64 k the lines first, first + step
-// and so on, `distance` bytes after the block. The blocks of rows that use the same tiles share the
-// lines of the next tiles among them.
+// Weights that come after those which are being multiplied: each group of k fetches some lines.
 struct Ahead {
-  std::intptr_t distance;
-  int first;
-  int step;
-};
+  const std::uint8_t* at = nullptr;
+  int lines = 0;  // still to fetch
+  int each = 0;   // in a group
 
-// Half of that for one half of a block.
-template <Kind kind, int tiles>
-inline void fetch(const std::uint8_t* block, std::size_t tile_stride, int half, Ahead ahead) {
-  constexpr int lines = static_cast<int>(block_bytes(kind) / 64);
-  for (int line = ahead.first + half * ahead.step; line < lines; line += 2 * ahead.step) {
-    for (int t = 0; t < tiles; ++t) {
-      prefetch(line_at(block + static_cast<std::size_t>(t) * tile_stride, line), ahead.distance);
-    }
+  void fetch() {
+    const int now = each < lines ? each : lines;
+    for (int i = 0; i < now; ++i) prefetch(line_at(at, i));
+    at += static_cast<std::size_t>(now) * 64;
+    lines -= now;
   }
-}
+};
 
 // The columns of a tile that the matrix has.
 inline void store_tile(V a, const Matrix& w, int tile, bool to_be_added, float* out_row) {
@@ -77,7 +66,7 @@ inline void store_sums(const V (&total)[rows][tiles], const Work& work, int row,
 
 // The last `left` <= rows rows.
 template <typename Block, int rows, int tiles, typename Work>
-inline void run_rest(const Work& work, int left, int row, int tile, Ahead ahead) {
+inline void run_rest(const Work& work, int left, int row, int tile, Ahead& ahead) {
   if constexpr (rows > 0) {
     if (left == rows) {
       Block::template run<rows, tiles>(work, row, tile, ahead);
@@ -87,27 +76,30 @@ inline void run_rest(const Work& work, int left, int row, int tile, Ahead ahead)
   }
 }
 
-// All rows of `tiles` tiles; `next` are the weights that come after them, if that is known.
+// All rows of `tiles` tiles, which fetch as many tiles from `next` on, where that is not null.
 template <typename Block, int rows, int tiles, typename Work>
 inline void run_tiles(const Work& work, int m, int tile, const std::uint8_t* next) {
-  const std::uint8_t* here =
-      work.w.data + static_cast<std::size_t>(tile) * tile_bytes(work.w.kind, work.w.cols);
-  Ahead ahead{between(here, next), 0, (m + rows - 1) / rows};
-  if (next == nullptr) ahead = {0, kBlock, 1};  // a block has no such line
+  const int lines = static_cast<int>(tile_bytes(work.w.kind, work.w.cols) / 64) * tiles;
+  const int groups = padded(work.w.cols) / kGroup * ((m + rows - 1) / rows);
+  Ahead ahead;
+  if (next != nullptr) ahead = {next, lines, (lines + groups - 1) / groups};
   int row = 0;
-  for (; row + rows <= m; row += rows, ++ahead.first) {
-    Block::template run<rows, tiles>(work, row, tile, ahead);
-  }
+  for (; row + rows <= m; row += rows) Block::template run<rows, tiles>(work, row, tile, ahead);
   run_rest<Block, rows - 1, tiles>(work, m - row, row, tile, ahead);
 }
+
+// Up to so many rows memory is slower than the core, and the processor's own fetching, which sees
+// the addresses in order, is better than ours. It sees no end of a matrix, though.
+constexpr int kStreamedRows = 4;
 
 // Few rows: tile after tile, so that memory is read in order. Many: tiles outside and rows inside,
 // so that the tiles stay in the nearest cache for all rows.
 template <typename Block, typename Work>
 void run_all(const Work& work, int m, int first, int last, const std::uint8_t* next) {
   using Sums = typename Block::Sums;
-  const auto after = [&](int tile) {
+  const auto after = [&](int tile) -> const std::uint8_t* {
     if (tile >= last) return next;
+    if (m <= kStreamedRows) return nullptr;
     return work.w.data + static_cast<std::size_t>(tile) * tile_bytes(work.w.kind, work.w.cols);
   };
   int tile = first;

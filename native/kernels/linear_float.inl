@@ -68,7 +68,7 @@ struct FloatBlock {
   using Sums = FloatSums;
 
   template <int rows, int tiles>
-  static void run(const FloatWork& work, int row, int tile, Ahead ahead) {
+  static void run(const FloatWork& work, int row, int tile, Ahead& ahead) {
     const std::size_t stride = tile_bytes(kind, work.w.cols);
     const std::uint8_t* block = work.w.data + static_cast<std::size_t>(tile) * stride;
     const float* x = work.x + static_cast<std::ptrdiff_t>(row) * work.x_stride;
@@ -78,7 +78,7 @@ struct FloatBlock {
     }
     const int blocks = padded(work.w.cols) / kBlock;
     for (int b = 0; b < blocks; ++b, block += block_bytes(kind), x += kBlock) {
-      for (int half = 0; half < 2; ++half) fetch<kind, tiles>(block, stride, half, ahead);
+      for (int half = 0; half < 2; ++half) ahead.fetch();
       if constexpr (kind == Kind::f32) {
         add_block_f32(block, stride, x, work.x_stride, total);
       } else if constexpr (kind == Kind::bf16) {

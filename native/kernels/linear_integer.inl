@@ -130,7 +130,7 @@ struct IntegerBlock {
   using Sums = IntegerSums;
 
   template <int rows, int tiles>
-  static void run(const IntegerWork& work, int row, int tile, Ahead ahead) {
+  static void run(const IntegerWork& work, int row, int tile, Ahead& ahead) {
     const std::size_t stride = tile_bytes(Format::kind, work.w.cols);
     const std::uint8_t* block = work.w.data + static_cast<std::size_t>(tile) * stride;
     GroupOfRows<terms> x(work.x, work.row + row);
@@ -141,7 +141,7 @@ struct IntegerBlock {
     const int blocks = padded(work.w.cols) / kBlock;
     for (int b = 0; b < blocks; ++b, block += block_bytes(Format::kind)) {
       for (int half = 0; half < 2; ++half, x.next()) {
-        fetch<Format::kind, tiles>(block, stride, half, ahead);
+        ahead.fetch();
         add_group<Format>(block, stride, half, x, total);
       }
     }

@@ -128,10 +128,9 @@ inline V load_int16(const std::int16_t* p) {
 }
 
 // ---- bytes
-// Asks for the line of the cache that lies `distance` bytes behind p; there may be no memory.
-inline void prefetch(const std::uint8_t* p, std::intptr_t distance) {
-  const std::intptr_t at = reinterpret_cast<std::intptr_t>(p) + distance;
-  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+// Asks for a line of the second-level cache; there may be no such memory.
+inline void prefetch(const std::uint8_t* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 inline B load_bytes(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline B broadcast_bytes(const void* p) {

@@ -183,9 +183,8 @@ inline V load_int16(const std::int16_t* p) {
 }
 
 // ---- bytes
-// Asks for the line of the cache that lies `distance` bytes behind p, where that helps; there may
-// be no memory.
-inline void prefetch(const std::uint8_t*, std::intptr_t) {}
+// Asks for a line of the second-level cache, where that helps; there may be no such memory.
+inline void prefetch(const std::uint8_t*) {}
 inline B load_bytes(const void* p) {
   B out;
   std::memcpy(out.byte, p, sizeof out.byte);

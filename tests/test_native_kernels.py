@@ -75,6 +75,41 @@ def test_linear_is_the_product_and_has_the_same_bits_everywhere(
         assert same_bits(result, results[0])
 
 
+@settings(max_examples=40, deadline=None)
+@given(kind=st.sampled_from(INTEGER_KINDS), shape=shapes, m=st.integers(1, 13), seed=seeds)
+def test_rows_in_two_terms_are_multiplied_as_one_number(
+    kind: str, shape: tuple[int, int], m: int, seed: int
+) -> None:
+    """The product of what both terms stand for, the same bits everywhere."""
+    rows, cols = shape
+    weights = pack(random_weights(rows, cols, seed), kind)
+    x = np.random.default_rng(seed).standard_normal((m, cols), dtype=np.float32)
+    terms = KERNELS.quantize("scalar", x, twice=True)
+    values = dequantized(terms, cols)
+    w = weights.values.astype("f8").T
+    both = values[::2] + values[1::2]
+    roundings = np.sqrt(cols / 32) * 4 + 8
+    results = [linear(isa, weights, terms, m, twice=True) for isa in ISAS]
+    limit = 8 * roundings * UNIT * (np.abs(both) @ np.abs(w)) + 1e-30
+    assert (np.abs(results[0] - both @ w) <= limit).all()
+    for result in results[1:]:
+        assert same_bits(result, results[0])
+    last = tuple(part[-2:] for part in terms)
+    assert same_bits(linear(ISAS[-1], weights, last, 1, twice=True), results[0][-1:])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_product_is_added_to_what_is_there(kind: str, isa: str) -> None:
+    """In one rounding, also in the last columns."""
+    weights = pack(random_weights(75, 128), kind)
+    for m in (1, 3, 20):
+        x = activations_for(kind, random_weights(m, 128, seed=3))
+        there = random_weights(m, 75, seed=4)
+        want = there + linear(isa, weights, x, m)
+        assert same_bits(linear(isa, weights, x, m, out=there, add=True), want)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_in_any_batch(kind: str, isa: str) -> None:

@@ -48,24 +48,26 @@ struct Call {
   Matrix w;
   int m;
   int first, last;
-  float* out;
+  Output out;
   int repeats;
 };
 
 Call call_of(const std::string& isa, const AnyIn& packed, const std::string& kind, int cols,
-             const AnyOut& result, std::pair<int, std::optional<int>> range, int repeats) {
+             const AnyOut& result, std::pair<int, std::optional<int>> range, bool add,
+             int repeats) {
   const auto out = checked<float, 2>(result, "out");
   const int rows = size_of(out.shape(1));
   const Matrix w = matrix_of(packed, kind, rows, cols);
   const int last = last_tile(w, range.first, range.second);
-  return {table_of(isa), w, size_of(out.shape(0)), range.first, last, out.data(), repeats};
+  return {table_of(isa),           w,      size_of(out.shape(0)), range.first, last,
+          {out.data(), rows, add}, repeats};
 }
 
 void linear_float(const std::string& isa, const AnyIn& packed, const std::string& kind, int cols,
                   const AnyIn& activations, const AnyOut& out, int first, std::optional<int> last,
-                  int repeats) {
+                  bool add, int repeats) {
   const auto x = checked<const float, 2>(activations, "x");
-  const Call call = call_of(isa, packed, kind, cols, out, {first, last}, repeats);
+  const Call call = call_of(isa, packed, kind, cols, out, {first, last}, add, repeats);
   need(!is_integer(call.w.kind), kind + " takes quantized activations: call linear_integer");
   need(x.shape(0) == static_cast<std::size_t>(call.m) &&
            x.shape(1) == static_cast<std::size_t>(padded(cols)),
@@ -74,14 +76,15 @@ void linear_float(const std::string& isa, const AnyIn& packed, const std::string
   const nb::gil_scoped_release release;
   for (int i = 0; i < call.repeats; ++i) {
     call.table.linear_float(call.w, x.data(), padded(cols), call.m, call.first, call.last, call.out,
-                            call.w.rows);
+                            nullptr);
   }
 }
 
 void linear_integer(const std::string& isa, const AnyIn& packed, const std::string& kind, int cols,
                     const std::tuple<AnyOut, AnyOut, AnyOut>& rows, const AnyOut& out,
-                    int first_row, int first, std::optional<int> last, int repeats) {
-  const Call call = call_of(isa, packed, kind, cols, out, {first, last}, repeats);
+                    int first_row, int first, std::optional<int> last, bool add, bool twice,
+                    int repeats) {
+  const Call call = call_of(isa, packed, kind, cols, out, {first, last}, add, repeats);
   need(is_integer(call.w.kind), kind + " takes activations as floats: call linear_float");
   const auto q = checked<std::int8_t, 2>(std::get<0>(rows), "q");
   const auto scale = checked<float, 2>(std::get<1>(rows), "scale");
@@ -90,15 +93,17 @@ void linear_integer(const std::string& isa, const AnyIn& packed, const std::stri
   need(q.shape(1) == width && scale.shape(1) == width / kGroup && sum.shape(1) == width / kGroup &&
            scale.shape(0) == q.shape(0) && sum.shape(0) == q.shape(0),
        "quantized activations do not fit " + std::to_string(cols) + " columns");
+  const int terms = twice ? 2 : 1;
+  const std::size_t there = q.shape(0) / static_cast<std::size_t>(terms);
   need(first_row >= 0 &&
-           static_cast<std::size_t>(call.m) + static_cast<std::size_t>(first_row) <= q.shape(0),
+           static_cast<std::size_t>(call.m) + static_cast<std::size_t>(first_row) <= there,
        "rows " + std::to_string(first_row) + " to " + std::to_string(first_row + call.m) + " of " +
-           std::to_string(q.shape(0)) + " quantized activations");
-  const QuantizedRows x{q.data(), scale.data(), sum.data(), padded(cols)};
+           std::to_string(there) + " quantized activations");
+  const QuantizedRows x{q.data(), scale.data(), sum.data(), padded(cols), terms};
   const nb::gil_scoped_release release;
   for (int i = 0; i < call.repeats; ++i) {
     call.table.linear_integer(call.w, x, first_row, call.m, call.first, call.last, call.out,
-                              call.w.rows);
+                              nullptr);
   }
 }
 
@@ -153,15 +158,6 @@ Out<float> silu_mul(const std::string& isa, const AnyIn& gates, const AnyIn& fac
   return out;
 }
 
-Out<float> add(const std::string& isa, const AnyIn& left, const AnyIn& right) {
-  const auto x = vector_of(left, "x"), y = vector_of(right, "y");
-  need(x.size() == y.size(), "x and y must have one length");
-  auto out = new_array<float>(1, x.size());
-  std::copy_n(x.data(), x.size(), out.data());
-  table_of(isa).add(out.data(), y.data(), size_of(x.size()));
-  return out;
-}
-
 Out<float> unpack_row(const std::string& isa, const AnyIn& packed, const std::string& kind,
                       int rows, int cols, int row) {
   const Matrix w = matrix_of(packed, kind, rows, cols);
@@ -181,18 +177,20 @@ void bind_kernels(nb::module_& parent) {
   m.def("chosen", [] { return std::string(kernels().name); }, "The table that the engine uses.");
   m.def("linear_float", &linear_float, nb::arg("isa"), nb::arg("packed"), nb::arg("kind"),
         nb::arg("cols"), nb::arg("x"), nb::arg("out"), nb::arg("first") = 0,
-        nb::arg("last").none() = nb::none(), nb::arg("repeats") = 1,
-        "Activations [m, padded cols] times a packed f32, bf16 or q16 matrix, into out [m, rows].");
+        nb::arg("last").none() = nb::none(), nb::arg("add") = false, nb::arg("repeats") = 1,
+        "Activations [m, padded cols] times a packed f32, bf16 or q16 matrix, into (or added to) "
+        "out [m, rows].");
   m.def("linear_integer", &linear_integer, nb::arg("isa"), nb::arg("packed"), nb::arg("kind"),
         nb::arg("cols"), nb::arg("rows"), nb::arg("out"), nb::arg("first_row") = 0,
-        nb::arg("first") = 0, nb::arg("last").none() = nb::none(), nb::arg("repeats") = 1,
-        "What quantize() returned times a packed q8, q4 or q4m matrix, into out [m, rows].");
+        nb::arg("first") = 0, nb::arg("last").none() = nb::none(), nb::arg("add") = false,
+        nb::arg("twice") = false, nb::arg("repeats") = 1,
+        "What quantize() returned times a packed q8, q4 or q4m matrix, into (or added to) out [m, "
+        "rows].");
   m.def("quantize", &quantize, nb::arg("isa"), nb::arg("x"), nb::arg("twice") = false,
         "Rows [m, cols] as (q, scale, sum); `twice` gives two rows for each.");
   m.def("rms_norm", &rms_norm, nb::arg("isa"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"));
   m.def("rope", &rope, nb::arg("isa"), nb::arg("head"), nb::arg("cos"), nb::arg("sin"));
   m.def("silu_mul", &silu_mul, nb::arg("isa"), nb::arg("gate"), nb::arg("up"));
-  m.def("add", &add, nb::arg("isa"), nb::arg("x"), nb::arg("y"));
   m.def("unpack_row", &unpack_row, nb::arg("isa"), nb::arg("packed"), nb::arg("kind"),
         nb::arg("rows"), nb::arg("cols"), nb::arg("row"));
 }

@@ -41,10 +41,13 @@ struct Forms {
 class Activations {
  public:
   Activations() = default;
-  Activations(int rows, int cols, Forms forms) : forms_(forms), stride_(padded(cols)) {
-    const std::size_t size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(stride_);
-    if (forms.floats) floats_ = Buffer<float>(size);
+  // `terms` of the quantized form: 1 or 2.
+  Activations(int rows, int cols, Forms forms, int terms = 1)
+      : forms_(forms), stride_(padded(cols)), terms_(terms) {
+    const std::size_t each = static_cast<std::size_t>(rows) * static_cast<std::size_t>(stride_);
+    if (forms.floats) floats_ = Buffer<float>(each);
     if (forms.quantized) {
+      const std::size_t size = each * static_cast<std::size_t>(terms);
       q_ = Buffer<std::int8_t>(size);
       scales_ = Buffer<float>(size / kGroup);
       sums_ = Buffer<std::int32_t>(size / kGroup);
@@ -58,7 +61,9 @@ class Activations {
     return floats_.get() + static_cast<std::size_t>(row) * static_cast<std::size_t>(stride_) +
            static_cast<std::size_t>(col);
   }
-  QuantizedRows quantized() const { return {q_.get(), scales_.get(), sums_.get(), stride_}; }
+  QuantizedRows quantized() const {
+    return {q_.get(), scales_.get(), sums_.get(), stride_, terms_};
+  }
   // Columns col ... col + cols - 1 of one row as a row by themselves; multiples of a group.
   QuantizedRows quantized_part(int row, int col, int cols) const {
     const std::size_t at = static_cast<std::size_t>(row) * static_cast<std::size_t>(stride_) +
@@ -69,6 +74,7 @@ class Activations {
  private:
   Forms forms_;
   int stride_ = 0;
+  int terms_ = 1;
   Buffer<float> floats_;
   Buffer<std::int8_t> q_;
   Buffer<float> scales_;

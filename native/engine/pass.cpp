@@ -1,7 +1,6 @@
 #include "engine/pass.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "engine/profile.h"
 
@@ -9,7 +8,7 @@ namespace smollm2 {
 namespace {
 
 // Bytes of activations that are to stay in the second-level cache while weights go by.
-constexpr int kActivationBytes = 400 << 10;
+constexpr int kActivationBytes = 128 << 10;
 
 // Rows that are multiplied together by each tile.
 int block_rows(const Activations& in, int rows) {
@@ -17,20 +16,16 @@ int block_rows(const Activations& in, int rows) {
   return std::min(rows, std::max(16, kActivationBytes / bytes / 16 * 16));
 }
 
-// Tiles whose columns of so many rows a worker can hold.
-int block_tiles(int rows) { return std::max(1, kColumnFloats / kTileRows / rows); }
-
-// Calls f(row, rows, tiles) for blocks of the rows and of a range of tiles.
+// Calls f(row, rows) for blocks of the rows.
 template <typename F>
-void for_blocks(int rows, int rows_at_once, Range tiles, F f) {
-  for (int row = 0; row < rows; row += rows_at_once) {
-    const int count = std::min(rows_at_once, rows - row);
-    const int step = block_tiles(count);
-    for (int tile = tiles.first; tile < tiles.last; tile += step) {
-      f(row, count, Range{tile, std::min(tile + step, tiles.last)});
-    }
-  }
+void for_blocks(int rows, int rows_at_once, F f) {
+  for (int row = 0; row < rows; row += rows_at_once) f(row, std::min(rows_at_once, rows - row));
 }
+
+constexpr int kGroupTiles = kGroup / kTileRows;
+
+// Where a worker begins to read a matrix of which it takes these tiles.
+const std::uint8_t* start_of(const Matrix& w, Range range) { return tiles_of(w, range).data; }
 
 }  // namespace
 
@@ -67,15 +62,15 @@ void Pass::run(int worker) {
   };
   if (first) profile_.begin();
   phase(Profile::embed, [&] { embed(w); });
-  for (std::size_t i = 0; i < in_.model.layers.size(); ++i) {
-    const Layer& layer = in_.model.layers[i];
-    const int number = static_cast<int>(i);
+  const int layers = static_cast<int>(in_.model.layers.size());
+  for (int i = 0; i < layers; ++i) {
+    const Layer& layer = in_.model.layers[static_cast<std::size_t>(i)];
     phase(Profile::qkv, [&] { qkv(w, layer); });
-    if (!in_.plan.decode) phase(Profile::store, [&] { store(w, number); });
-    phase(Profile::attention, [&] { attend(w, number); });
+    if (!in_.plan.decode) phase(Profile::store, [&] { store(w, i); });
+    phase(Profile::attention, [&] { attend(w, i); });
     phase(Profile::output, [&] { output(w, layer); });
     phase(Profile::gate_up, [&] { gate_up(w, layer); });
-    phase(Profile::down, [&] { down(w, layer); });
+    phase(Profile::down, [&] { down(w, layer, start_of_layer(w, i + 1)); });
   }
   head(w);
   if (first) profile_.end_work(Profile::head);
@@ -123,83 +118,128 @@ const Activations& Pass::mixed(const Worker& w) {
   return all;
 }
 
-void Pass::multiply(const Matrix& matrix, const Activations& in, int row, int rows, float* out,
-                    int stride) const {
+void Pass::multiply(const Matrix& matrix, const Activations& in, int row, int rows,
+                    const Output& out, const std::uint8_t* next) const {
   const int last = tiles(matrix.rows);
   if (is_integer(matrix.kind)) {
-    kernels_.linear_integer(matrix, in.quantized(), row, rows, 0, last, out, stride);
+    kernels_.linear_integer(matrix, in.quantized(), row, rows, 0, last, out, next);
   } else {
-    kernels_.linear_float(matrix, in.floats(row), in.stride(), rows, 0, last, out, stride);
+    kernels_.linear_float(matrix, in.floats(row), in.stride(), rows, 0, last, out, next);
   }
+}
+
+// A worker's share of a product: whole pairs of tiles, which the kernels like best.
+Range Pass::own_tiles(const Worker& w, const Matrix& matrix) const {
+  return w.seat.share(tiles(matrix.rows), kGroupTiles);
+}
+
+// A worker's share of gate and up, in whole groups of columns, which it rounds itself.
+Range Pass::own_groups(const Worker& w, const Layer& layer) const {
+  return w.seat.share((tiles(layer.gate.rows) + kGroupTiles - 1) / kGroupTiles);
+}
+
+// A worker's share of query, key and value side by side.
+std::array<Range, 3> Pass::own_parts(const Worker& w, const Layer& layer) const {
+  const std::array parts{&layer.query, &layer.key, &layer.value};
+  int all = 0;
+  for (const Matrix* part : parts) all += tiles(part->rows);
+  const Range mine = w.seat.share(all, kGroupTiles);
+  std::array<Range, 3> ranges{};
+  int before = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const int own = tiles(parts[i]->rows);
+    ranges[i] = {std::clamp(mine.first - before, 0, own), std::clamp(mine.last - before, 0, own)};
+    before += own;
+  }
+  return ranges;
+}
+
+// Where a worker begins to read a layer, or the head after the last one.
+const std::uint8_t* Pass::start_of_layer(const Worker& w, int number) const {
+  const Model& model = in_.model;
+  const auto i = static_cast<std::size_t>(number);
+  if (i == model.layers.size()) return start_of(model.head, own_tiles(w, model.head));
+  const Layer& layer = model.layers[i];
+  const std::array parts{&layer.query, &layer.key, &layer.value};
+  const std::array<Range, 3> ranges = own_parts(w, layer);
+  for (std::size_t part = 0; part < parts.size(); ++part) {
+    if (ranges[part].size() > 0) return start_of(*parts[part], ranges[part]);
+  }
+  return nullptr;
 }
 
 void Pass::qkv(const Worker& w, const Layer& layer) {
   const Activations& in = normalise(w, layer.input_norm);
-  const Matrix* const parts[] = {&layer.query, &layer.key, &layer.value};
-  const int all = tiles(layer.query.rows) + tiles(layer.key.rows) + tiles(layer.value.rows);
-  const Range mine = w.seat.share(all, 2);
-  const int at_once = block_rows(in, rows_);
-  for (int row = 0; row < rows_; row += at_once) {
-    const int count = std::min(at_once, rows_ - row);
-    int before = 0, col = 0;
-    for (const Matrix* part : parts) {
-      const int own = tiles(part->rows);
-      const Range range{std::clamp(mine.first - before, 0, own),
-                        std::clamp(mine.last - before, 0, own)};
-      if (range.size() > 0) {
-        multiply(tiles_of(*part, range), in, row, count,
-                 qkv_row(row, col + range.first * kTileRows), qkv_size_);
+  const std::array parts{&layer.query, &layer.key, &layer.value};
+  const std::array<Range, 3> ranges = own_parts(w, layer);
+  for_blocks(rows_, block_rows(in, rows_), [&](int row, int count) {
+    int col = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const bool more = i + 1 < parts.size() && ranges[i + 1].size() > 0;
+      const std::uint8_t* next = more ? start_of(*parts[i + 1], ranges[i + 1])
+                                      : start_of(layer.output, own_tiles(w, layer.output));
+      if (ranges[i].size() > 0) {
+        multiply(tiles_of(*parts[i], ranges[i]), in, row, count,
+                 {qkv_row(row, col + ranges[i].first * kTileRows), qkv_size_}, next);
       }
-      before += own;
-      col += part->rows;
-    }
-  }
-}
-
-// x += matrix * in, the worker's own columns of it.
-void Pass::add_product(const Worker& w, const Matrix& matrix, const Activations& in) {
-  float* columns = w.own.columns[0].get();
-  const Range mine = w.seat.share(tiles(matrix.rows), 2);
-  for_blocks(rows_, block_rows(in, rows_), mine, [&](int row, int count, Range range) {
-    const Matrix part = tiles_of(matrix, range);
-    multiply(part, in, row, count, columns, part.rows);
-    for (int r = 0; r < count; ++r) {
-      kernels_.add(x(row + r) + range.first * kTileRows, columns + r * part.rows, part.rows);
+      col += parts[i]->rows;
     }
   });
 }
 
-void Pass::output(const Worker& w, const Layer& layer) { add_product(w, layer.output, mixed(w)); }
+// x += matrix * in, the worker's own columns of it.
+void Pass::add_product(const Worker& w, const Matrix& matrix, const Activations& in,
+                       const std::uint8_t* next) {
+  const Range mine = own_tiles(w, matrix);
+  for_blocks(rows_, block_rows(in, rows_), [&](int row, int count) {
+    multiply(tiles_of(matrix, mine), in, row, count,
+             {x(row) + mine.first * kTileRows, shape_.hidden, true}, next);
+  });
+}
 
-void Pass::down(const Worker& w, const Layer& layer) { add_product(w, layer.down, space_.gated); }
+void Pass::output(const Worker& w, const Layer& layer) {
+  const int first = own_groups(w, layer).first * kGroupTiles;
+  add_product(w, layer.output, mixed(w), start_of(layer.gate, {first, first}));
+}
 
-// A worker's columns come in whole groups of 32, which it rounds itself.
+void Pass::down(const Worker& w, const Layer& layer, const std::uint8_t* next) {
+  add_product(w, layer.down, space_.gated, next);
+}
+
 void Pass::gate_up(const Worker& w, const Layer& layer) {
   const Activations& in = normalise(w, layer.mlp_norm);
+  const Range groups = own_groups(w, layer);
+  const int at_once = std::min(block_rows(in, rows_), kColumnFloats / kGroup);
+  for_blocks(rows_, at_once, [&](int row, int count) {
+    const int step = std::max(1, kColumnFloats / kGroup / count);
+    for (int group = groups.first; group < groups.last; group += step) {
+      gate_part(w, layer, in, row, count, {group, std::min(group + step, groups.last)});
+    }
+  });
+}
+
+// Some rows and some groups of columns of silu(gate) * up, in the forms that the next product
+// needs.
+void Pass::gate_part(const Worker& w, const Layer& layer, const Activations& in, int row, int rows,
+                     Range groups) const {
   const Activations& to = space_.gated;
   float* gate = w.own.columns[0].get();
   float* up = w.own.columns[1].get();
-  constexpr int pair = kGroup / kTileRows;
-  const Range groups = w.seat.share((tiles(layer.gate.rows) + pair - 1) / pair);
-  const int at_once = std::min(block_rows(in, rows_), kColumnFloats / kGroup);
-  for (int row = 0; row < rows_; row += at_once) {
-    const int count = std::min(at_once, rows_ - row);
-    const int step = std::max(1, kColumnFloats / kGroup / count);
-    for (int group = groups.first; group < groups.last; group += step) {
-      const int last = std::min(group + step, groups.last);
-      const Range range{group * pair, std::min(last * pair, tiles(layer.gate.rows))};
-      const Matrix gate_part = tiles_of(layer.gate, range);
-      const int cols = gate_part.rows;
-      multiply(gate_part, in, row, count, gate, cols);
-      multiply(tiles_of(layer.up, range), in, row, count, up, cols);
-      for (int r = 0; r < count; ++r) {
-        float* out = to.forms().floats ? to.floats(row + r, group * kGroup) : gate + r * cols;
-        kernels_.silu_mul(gate + r * cols, up + r * cols, cols, out);
-        if (!to.forms().quantized) continue;
-        const int width = (last - group) * kGroup;
-        kernels_.quantize_row(out, cols, to.quantized_part(row + r, group * kGroup, width), 0);
-      }
-    }
+  const int end = groups.last * kGroupTiles;
+  const Range range{groups.first * kGroupTiles, std::min(end, tiles(layer.gate.rows))};
+  const Matrix part = tiles_of(layer.gate, range);
+  const bool more = groups.last < own_groups(w, layer).last;
+  const std::uint8_t* next =
+      more ? start_of(layer.gate, {end, end}) : start_of(layer.down, own_tiles(w, layer.down));
+  multiply(part, in, row, rows, {gate, part.rows}, start_of(layer.up, range));
+  multiply(tiles_of(layer.up, range), in, row, rows, {up, part.rows}, next);
+  for (int r = 0; r < rows; ++r, gate += part.rows, up += part.rows) {
+    const int col = groups.first * kGroup;
+    float* out = to.forms().floats ? to.floats(row + r, col) : gate;
+    kernels_.silu_mul(gate, up, part.rows, out);
+    if (!to.forms().quantized) continue;
+    const QuantizedRows rounded = to.quantized_part(row + r, col, groups.size() * kGroup);
+    kernels_.quantize_row(out, part.rows, rounded, 0);
   }
 }
 
@@ -220,27 +260,17 @@ void Pass::head(const Worker& w) {
     if (twice) kernels_.quantize_row_twice(normed, shape_.hidden, to.quantized(), 2 * row);
   }
   if (!few) wait(w);
-  const int terms = twice ? 2 : 1;
-  float* columns = w.own.columns[0].get();
-  const Range mine = w.seat.share(tiles(shape_.vocabulary), 2);
-  const int at_once = std::max(1, block_rows(to, terms * count) / terms);
-  for_blocks(terms * count, terms * at_once, mine, [&](int row, int part_rows, Range range) {
-    const Matrix part = tiles_of(in_.model.head, range);
-    multiply(part, to, row, part_rows, columns, part.rows);
-    for (int r = 0; r < part_rows; r += terms) {
-      const float* from = columns + r * part.rows;
-      float* out =
-          in_.logits +
-          static_cast<std::size_t>(wanted[static_cast<std::size_t>((row + r) / terms)].row) *
-              static_cast<std::size_t>(shape_.vocabulary) +
-          range.first * kTileRows;
-      if (twice) {
-        for (int i = 0; i < part.rows; ++i) out[i] = from[i] + from[part.rows + i];
-      } else {
-        std::memcpy(out, from, static_cast<std::size_t>(part.rows) * sizeof(float));
-      }
-    }
-  });
+  const Range mine = own_tiles(w, in_.model.head);
+  const Matrix part = tiles_of(in_.model.head, mine);
+  const auto row_of = [&](int i) { return wanted[static_cast<std::size_t>(i)].row; };
+  const int at_once = block_rows(to, count);
+  for (int first = 0, last = 1; first < count; first = last++) {
+    while (last < count && last - first < at_once && row_of(last) == row_of(last - 1) + 1) ++last;
+    float* out = in_.logits + static_cast<std::size_t>(row_of(first)) *
+                                  static_cast<std::size_t>(shape_.vocabulary);
+    multiply(part, to, first, last - first, {out + mine.first * kTileRows, shape_.vocabulary},
+             start_of_layer(w, 0));
+  }
 }
 
 }  // namespace smollm2

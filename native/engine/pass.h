@@ -1,6 +1,7 @@
 // One forward pass: what each worker does, layer by layer.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "engine/attention_plan.h"
@@ -48,7 +49,9 @@ class Pass {
   void qkv(const Worker& w, const Layer& layer);
   void output(const Worker& w, const Layer& layer);
   void gate_up(const Worker& w, const Layer& layer);
-  void down(const Worker& w, const Layer& layer);
+  void gate_part(const Worker& w, const Layer& layer, const Activations& in, int row, int rows,
+                 Range groups) const;
+  void down(const Worker& w, const Layer& layer, const std::uint8_t* next);
   void head(const Worker& w);
 
   // attention.cpp
@@ -67,9 +70,14 @@ class Pass {
   const Activations& normalise(const Worker& w, const float* gain);
   void normalise_row(const Worker& w, const float* gain, int row, const Activations& to) const;
   const Activations& mixed(const Worker& w);
-  void add_product(const Worker& w, const Matrix& matrix, const Activations& in);
-  void multiply(const Matrix& matrix, const Activations& in, int row, int rows, float* out,
-                int stride) const;
+  Range own_tiles(const Worker& w, const Matrix& matrix) const;
+  Range own_groups(const Worker& w, const Layer& layer) const;
+  std::array<Range, 3> own_parts(const Worker& w, const Layer& layer) const;
+  const std::uint8_t* start_of_layer(const Worker& w, int number) const;
+  void add_product(const Worker& w, const Matrix& matrix, const Activations& in,
+                   const std::uint8_t* next);
+  void multiply(const Matrix& matrix, const Activations& in, int row, int rows, const Output& out,
+                const std::uint8_t* next) const;
   void wait(const Worker& w) { threads_.barrier(w.seat.worker); }
 
   float* x(int row) const;

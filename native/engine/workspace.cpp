@@ -34,7 +34,7 @@ Partials::Partials(std::size_t rows, int head_size)
 Private::Private(const Model& model, const InputForms& forms)
     : normed(kFewRows, model.shape.hidden, forms.normed),
       mixed(kFewRows, model.shape.query_size(), forms.mixed),
-      head(2 * kFewRows, model.shape.hidden, forms.head),
+      head(kFewRows, model.shape.hidden, forms.head, 2),
       row(static_cast<std::size_t>(padded(model.shape.hidden))),
       columns{Buffer<float>(kColumnFloats), Buffer<float>(kColumnFloats)} {
   const Shape& shape = model.shape;
@@ -54,7 +54,7 @@ Workspace::Workspace(const Model& model, const InputForms& forms, int rows_)
       normed(rows, model.shape.hidden, forms.normed),
       mixed(rows, model.shape.query_size(), with_floats(forms.mixed)),
       gated(rows, model.shape.mlp, forms.gated),
-      head(2 * rows, model.shape.hidden, forms.head) {}
+      head(rows, model.shape.hidden, forms.head, 2) {}
 
 void SharedBlocks::fit(const AttentionPlan& plan, int head_size) {
   if (partials.rows() < plan.shared_rows) partials = Partials(plan.shared_rows, head_size);

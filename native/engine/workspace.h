@@ -13,7 +13,7 @@ namespace smollm2 {
 
 // Rows up to this number are normalised and rounded by every worker for itself, which costs less
 // than waiting for one another.
-constexpr int kFewRows = 4;
+constexpr int kFewRows = 8;
 
 // Forms in which each product's input is needed by some layer.
 struct InputForms {
@@ -39,7 +39,7 @@ class Partials {
 struct Private {
   Private(const Model& model, const InputForms& forms);
 
-  Activations normed, mixed, head;  // kFewRows rows (head: in two terms)
+  Activations normed, mixed, head;  // kFewRows rows
   Buffer<float> row;                // the longest row that is needed as floats in between
   Buffer<float> columns[2];         // kColumnFloats: some columns of some rows
   Partials total, part;
@@ -55,10 +55,10 @@ struct Workspace {
   Workspace(const Model& model, const InputForms& forms, int rows);
 
   int rows;
-  Buffer<float> x;        // [rows, C], the residual stream
-  Buffer<float> qkv;      // [rows, (H + 2K) D]
-  Buffer<float> queries;  // [K, rows, H/K, D] after RoPE, scaled
-  Activations normed, mixed, gated, head;
+  Buffer<float> x;                         // [rows, C], the residual stream
+  Buffer<float> qkv;                       // [rows, (H + 2K) D]
+  Buffer<float> queries;                   // [K, rows, H/K, D] after RoPE, scaled
+  Activations normed, mixed, gated, head;  // head: in two terms
 };
 
 // Partials of blocks that several workers share, and how many of those have come.

@@ -26,7 +26,6 @@ constexpr Kernels table{
     rms_norm,
     rope,
     silu_mul,
-    add,
     unpack_row,
     kv_write,
     attend,

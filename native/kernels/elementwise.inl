@@ -1,5 +1,5 @@
-// Kernels over single rows of floats, written once over the policy: norm, rotation, gate, sum,
-// and rounding a row to 8 bits.
+// Kernels over single rows of floats, written once over the policy: norm, rotation, gate, and
+// rounding a row to 8 bits.
 
 // The first n < kLanes floats, then zeros.
 inline V load_part(const float* p, int n) {
@@ -61,10 +61,6 @@ void silu_mul(const float* gate, const float* up, int n, float* out) {
   });
 }
 
-void add(float* x, const float* y, int n) {
-  for_vectors(n, [&](int i, auto get, auto put) { put(x + i, add(get(x + i), get(y + i))); });
-}
-
 // ---- rows of 8 bits
 
 struct Group {
@@ -119,8 +115,9 @@ void quantize(const float* x, int cols, const QuantizedRows& out, int row) {
     round_group(values, factor, scale, out, row, group);
     if (twice) {
       if (!(magnitude < INFINITY)) values = without_numbers();
-      const float second = factor > 0.0f ? 254.0f / scale : 0.0f;
-      round_group(values, second, scale / 254.0f, out, row + 1, group);
+      constexpr auto ratio = static_cast<float>(kTermRatio);
+      const float second = factor > 0.0f ? ratio / scale : 0.0f;
+      round_group(values, second, scale / ratio, out, row + 1, group);
     }
   }
 }

@@ -80,11 +80,16 @@ struct Matrix {
 // ---------------------------------------------------------------------------------------------
 // Activations of integer kinds: x = scale * q, |q| <= 127, one scale per group of 32.
 // Rows are `padded(cols)` long; the padding is zero. `sum` is the sum of q over the group.
+// In two terms, x = scale * q of row 2r + scale * q of row 2r + 1, whose scale is smaller by
+// kTermRatio: what the first leaves over is at most half a step, and fits 127 of these.
+constexpr int kTermRatio = 254;
+
 struct QuantizedRows {
   std::int8_t* q = nullptr;     // [rows][padded]
   float* scale = nullptr;       // [rows][padded / 32]
   std::int32_t* sum = nullptr;  // [rows][padded / 32]
   int padded = 0;
+  int terms = 1;  // 1 or 2
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -113,22 +118,30 @@ struct Partial {
 };
 
 // ---------------------------------------------------------------------------------------------
-// The table. `m` rows of activations; tiles [first, last) of a matrix; out[row * stride + n] for
-// the n of those tiles (a last tile that sticks out writes only rows of the matrix).
+// Where a product goes: row r, column n of it to data[r * stride + n], or added to what is there.
+struct Output {
+  float* data;
+  int stride;
+  bool add = false;
+};
+
+// The table. `m` rows of activations; tiles [first, last) of a matrix (a last tile that sticks out
+// writes only rows of the matrix). `next` are weights that will be read after these, if that is
+// known: the first of them are fetched on the way.
 // The bits of an output depend on its own row and column alone, not on m or the tile range.
 struct Kernels {
   const char* name;
 
   // f32, bf16, q16: activations float [m][x_stride], padded with zeros to padded(cols).
   void (*linear_float)(const Matrix& w, const float* x, int x_stride, int m, int first, int last,
-                       float* out, int out_stride);
+                       const Output& out, const std::uint8_t* next);
   // q8, q4, q4m: activations quantized.
   void (*linear_integer)(const Matrix& w, const QuantizedRows& x, int first_row, int m, int first,
-                         int last, float* out, int out_stride);
+                         int last, const Output& out, const std::uint8_t* next);
 
   // x [cols] -> row `row` of out: scale = max|x| / 127 of each group, q = round half to even.
   void (*quantize_row)(const float* x, int cols, const QuantizedRows& out, int row);
-  // The same in two terms: row `row` gets q, row `row + 1` what q leaves over (scale / 254).
+  // The same in two terms, to the stored rows `row` and `row + 1`.
   void (*quantize_row_twice)(const float* x, int cols, const QuantizedRows& out, int row);
 
   // out = x / sqrt(mean(x^2) + eps) * weight
@@ -137,8 +150,6 @@ struct Kernels {
   void (*rope)(float* head, const float* cos, const float* sin, int head_size);
   // out = silu(gate) * up
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
-  // x += y
-  void (*add)(float* x, const float* y, int n);
   // Row `row` of a matrix of any kind as float, [cols].
   void (*unpack_row)(const Matrix& w, int row, float* out);
 

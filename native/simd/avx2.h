@@ -110,6 +110,9 @@ inline I broadcast_int(std::int32_t x) { return {_mm256_set1_epi32(x), _mm256_se
 inline I add(I a, I b) {
   return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
 }
+inline I mul(I a, I b) {
+  return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)};
+}
 inline V to_float(I a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
 inline I to_int(V a) { return {_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)}; }
 inline __m256 eight_powers_of_two(__m256i a) {
@@ -152,6 +155,10 @@ inline V load_int16(const std::int16_t* p) {
 }
 
 // ---- bytes
+// Asks for a line of the second-level cache; there may be no such memory.
+inline void prefetch(const std::uint8_t* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+}
 inline B load_bytes(const void* p) {
   const auto* at = static_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};

@@ -98,6 +98,7 @@ inline V odd_bf16(B pairs) {
 // ---- integers
 inline I broadcast_int(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline I mul(I a, I b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 inline V to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline I to_int(V a) { return {_mm512_cvtps_epi32(a.v)}; }
 inline V power_of_two(I a) {
@@ -127,6 +128,10 @@ inline V load_int16(const std::int16_t* p) {
 }
 
 // ---- bytes
+// Asks for a line of the second-level cache; there may be no such memory.
+inline void prefetch(const std::uint8_t* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+}
 inline B load_bytes(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline B broadcast_bytes(const void* p) {
   std::int32_t four;

@@ -137,6 +137,9 @@ inline I broadcast_int(std::int32_t x) {
 inline I add(I a, I b) {
   return lanes<I>([&](int i) { return a.lane[i] + b.lane[i]; });
 }
+inline I mul(I a, I b) {
+  return lanes<I>([&](int i) { return a.lane[i] * b.lane[i]; });
+}
 inline V to_float(I a) {
   return lanes<V>([&](int i) { return static_cast<float>(a.lane[i]); });
 }
@@ -180,6 +183,8 @@ inline V load_int16(const std::int16_t* p) {
 }
 
 // ---- bytes
+// Asks for a line of the second-level cache, where that helps; there may be no such memory.
+inline void prefetch(const std::uint8_t*) {}
 inline B load_bytes(const void* p) {
   B out;
   std::memcpy(out.byte, p, sizeof out.byte);

@@ -13,6 +13,7 @@ Engine::Engine(Model model, int threads, const Kernels& kernels)
       kernels_(kernels),
       forms_(model_),
       threads_(threads),
+      shares_(threads_.count()),
       owner_(process_id()) {
   workers_.reserve(static_cast<std::size_t>(threads_.count()));
   for (int i = 0; i < threads_.count(); ++i) workers_.emplace_back(model_, forms_);
@@ -34,8 +35,9 @@ void Engine::forward(const Batch& batch, KvCache& cache, float* logits) {
   }
   const AttentionPlan plan = plan_attention(batch, model_.shape, threads_.count());
   shared_.fit(plan, model_.shape.head_size);
-  Pass pass({model_, kernels_, batch, plan, cache, logits}, *space_, shared_, workers_, threads_,
-            profile_);
+  Pass pass({model_, kernels_, batch, plan, cache, logits}, *space_, shared_, shares_, workers_,
+            threads_, profile_);
+  shares_.begin(threads_.count());
   threads_.run([&](int worker) { pass.run(worker); });
 }
 

@@ -10,6 +10,7 @@
 #include "engine/kv_cache.h"
 #include "engine/model.h"
 #include "engine/profile.h"
+#include "engine/shares.h"
 #include "engine/workspace.h"
 #include "runtime/threads.h"
 
@@ -44,6 +45,7 @@ class Engine {
   std::vector<Private> workers_;
   std::optional<Workspace> space_;
   SharedBlocks shared_;
+  Shares shares_;
   Profile profile_;
   std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();
   long owner_;

@@ -16,20 +16,24 @@ int block_rows(const Activations& in, int rows) {
   return std::min(rows, std::max(16, kActivationBytes / bytes / 16 * 16));
 }
 
-// Calls f(row, rows) for blocks of the rows.
-template <typename F>
-void for_blocks(int rows, int rows_at_once, F f) {
-  for (int row = 0; row < rows; row += rows_at_once) f(row, std::min(rows_at_once, rows - row));
-}
-
 constexpr int kGroupTiles = kGroup / kTileRows;
 
-// Where a worker begins to read a matrix of which it takes these tiles.
-const std::uint8_t* start_of(const Matrix& w, Range range) { return tiles_of(w, range).data; }
+// Bytes of weights that a worker takes at a time: two microseconds or so of reading.
+constexpr std::size_t kTakenBytes = 48 << 10;
+
+// Tiles that are taken at a time: whole pairs, which the kernels like best.
+int taken_tiles(const Matrix& w) {
+  const std::size_t pair = kGroupTiles * tile_bytes(w.kind, w.cols);
+  return kGroupTiles * static_cast<int>(std::max<std::size_t>(1, kTakenBytes / pair));
+}
+
+int parts_of(int n, int at_once) { return (n + at_once - 1) / at_once; }
+
+const std::uint8_t* start_of(const Matrix& w, int tile) { return tiles_of(w, {tile, tile}).data; }
 
 }  // namespace
 
-Pass::Pass(const PassInput& input, Workspace& space, SharedBlocks& shared,
+Pass::Pass(const PassInput& input, Workspace& space, SharedBlocks& shared, Shares& shares,
            std::vector<Private>& workers, Threads& threads, Profile& profile)
     : in_(input),
       shape_(input.model.shape),
@@ -38,6 +42,7 @@ Pass::Pass(const PassInput& input, Workspace& space, SharedBlocks& shared,
       qkv_size_(shape_.query_size() + 2 * shape_.kv_size()),
       space_(space),
       shared_(shared),
+      shares_(shares),
       workers_(workers),
       threads_(threads),
       profile_(profile) {}
@@ -52,6 +57,7 @@ float* Pass::qkv_row(int row, int col) const {
 }
 
 void Pass::run(int worker) {
+  workers_[static_cast<std::size_t>(worker)].round = 0;
   const Worker w{{worker, threads_.count()}, workers_[static_cast<std::size_t>(worker)]};
   const bool first = worker == 0;
   const auto phase = [&](Profile::Phase which, auto work) {
@@ -128,118 +134,113 @@ void Pass::multiply(const Matrix& matrix, const Activations& in, int row, int ro
   }
 }
 
-// A worker's share of a product: whole pairs of tiles, which the kernels like best.
-Range Pass::own_tiles(const Worker& w, const Matrix& matrix) const {
-  return w.seat.share(tiles(matrix.rows), kGroupTiles);
+// The tile at which a worker begins.
+int Pass::first_tile(const Worker& w, int all, int at_once) const {
+  return w.seat.share(parts_of(all, at_once)).first * at_once;
 }
-
-// A worker's share of gate and up, in whole groups of columns, which it rounds itself.
-Range Pass::own_groups(const Worker& w, const Layer& layer) const {
-  return w.seat.share((tiles(layer.gate.rows) + kGroupTiles - 1) / kGroupTiles);
-}
-
-// A worker's share of query, key and value side by side.
-std::array<Range, 3> Pass::own_parts(const Worker& w, const Layer& layer) const {
-  const std::array parts{&layer.query, &layer.key, &layer.value};
-  int all = 0;
-  for (const Matrix* part : parts) all += tiles(part->rows);
-  const Range mine = w.seat.share(all, kGroupTiles);
-  std::array<Range, 3> ranges{};
-  int before = 0;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const int own = tiles(parts[i]->rows);
-    ranges[i] = {std::clamp(mine.first - before, 0, own), std::clamp(mine.last - before, 0, own)};
-    before += own;
-  }
-  return ranges;
+const std::uint8_t* Pass::own_start(const Worker& w, const Matrix& matrix) const {
+  return start_of(matrix, first_tile(w, tiles(matrix.rows), taken_tiles(matrix)));
 }
 
 // Where a worker begins to read a layer, or the head after the last one.
 const std::uint8_t* Pass::start_of_layer(const Worker& w, int number) const {
   const Model& model = in_.model;
   const auto i = static_cast<std::size_t>(number);
-  if (i == model.layers.size()) return start_of(model.head, own_tiles(w, model.head));
+  if (i == model.layers.size()) return own_start(w, model.head);
   const Layer& layer = model.layers[i];
-  const std::array parts{&layer.query, &layer.key, &layer.value};
-  const std::array<Range, 3> ranges = own_parts(w, layer);
-  for (std::size_t part = 0; part < parts.size(); ++part) {
-    if (ranges[part].size() > 0) return start_of(*parts[part], ranges[part]);
+  int tile = first_tile(w, qkv_size_ / kTileRows, taken_tiles(layer.query));
+  for (const Matrix* part : {&layer.query, &layer.key, &layer.value}) {
+    if (tile < tiles(part->rows)) return start_of(*part, tile);
+    tile -= tiles(part->rows);
   }
   return nullptr;
 }
 
+// Takes blocks of rows and tiles until all are taken: f(row, rows, tiles, more), where `more` says
+// whether the tiles after these are likely to come next.
+template <typename F>
+void Pass::share(const Worker& w, int rows, int rows_at_once, int tiles, int tiles_at_once, F f) {
+  const int parts = parts_of(tiles, tiles_at_once);
+  shares_.deal(w.seat, w.own.round++, parts_of(rows, rows_at_once) * parts, [&](int i, bool more) {
+    const int row = i / parts * rows_at_once, tile = i % parts * tiles_at_once;
+    const Range range{tile, std::min(tile + tiles_at_once, tiles)};
+    f(row, std::min(rows_at_once, rows - row), range, more && range.last < tiles);
+  });
+}
+
+// Query, key and value side by side.
 void Pass::qkv(const Worker& w, const Layer& layer) {
   const Activations& in = normalise(w, layer.input_norm);
   const std::array parts{&layer.query, &layer.key, &layer.value};
-  const std::array<Range, 3> ranges = own_parts(w, layer);
-  for_blocks(rows_, block_rows(in, rows_), [&](int row, int count) {
-    int col = 0;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      const bool more = i + 1 < parts.size() && ranges[i + 1].size() > 0;
-      const std::uint8_t* next = more ? start_of(*parts[i + 1], ranges[i + 1])
-                                      : start_of(layer.output, own_tiles(w, layer.output));
-      if (ranges[i].size() > 0) {
-        multiply(tiles_of(*parts[i], ranges[i]), in, row, count,
-                 {qkv_row(row, col + ranges[i].first * kTileRows), qkv_size_}, next);
-      }
-      col += parts[i]->rows;
-    }
-  });
+  int all = 0;
+  for (const Matrix* part : parts) all += tiles(part->rows);
+  share(w, rows_, block_rows(in, rows_), all, taken_tiles(layer.query),
+        [&](int row, int rows, Range taken, bool more) {
+          int before = 0, col = 0;
+          for (const Matrix* part : parts) {
+            const int own = tiles(part->rows);
+            const Range range{std::clamp(taken.first - before, 0, own),
+                              std::clamp(taken.last - before, 0, own)};
+            const bool here = more && range.last < own;
+            const std::uint8_t* next =
+                here ? start_of(*part, range.last) : own_start(w, layer.output);
+            if (range.size() > 0) {
+              multiply(tiles_of(*part, range), in, row, rows,
+                       {qkv_row(row, col + range.first * kTileRows), qkv_size_}, next);
+            }
+            before += own;
+            col += part->rows;
+          }
+        });
 }
 
-// x += matrix * in, the worker's own columns of it.
+// x += matrix * in
 void Pass::add_product(const Worker& w, const Matrix& matrix, const Activations& in,
                        const std::uint8_t* next) {
-  const Range mine = own_tiles(w, matrix);
-  for_blocks(rows_, block_rows(in, rows_), [&](int row, int count) {
-    multiply(tiles_of(matrix, mine), in, row, count,
-             {x(row) + mine.first * kTileRows, shape_.hidden, true}, next);
-  });
+  share(w, rows_, block_rows(in, rows_), tiles(matrix.rows), taken_tiles(matrix),
+        [&](int row, int rows, Range range, bool more) {
+          multiply(tiles_of(matrix, range), in, row, rows,
+                   {x(row) + range.first * kTileRows, shape_.hidden, true},
+                   more ? start_of(matrix, range.last) : next);
+        });
 }
 
 void Pass::output(const Worker& w, const Layer& layer) {
-  const int first = own_groups(w, layer).first * kGroupTiles;
-  add_product(w, layer.output, mixed(w), start_of(layer.gate, {first, first}));
+  add_product(w, layer.output, mixed(w), own_start(w, layer.gate));
 }
 
 void Pass::down(const Worker& w, const Layer& layer, const std::uint8_t* next) {
   add_product(w, layer.down, space_.gated, next);
 }
 
+// Columns are taken in whole groups, which are rounded right away.
 void Pass::gate_up(const Worker& w, const Layer& layer) {
   const Activations& in = normalise(w, layer.mlp_norm);
-  const Range groups = own_groups(w, layer);
-  const int at_once = std::min(block_rows(in, rows_), kColumnFloats / kGroup);
-  for_blocks(rows_, at_once, [&](int row, int count) {
-    const int step = std::max(1, kColumnFloats / kGroup / count);
-    for (int group = groups.first; group < groups.last; group += step) {
-      gate_part(w, layer, in, row, count, {group, std::min(group + step, groups.last)});
-    }
-  });
+  const int rows_at_once = std::min(block_rows(in, rows_), kColumnFloats / kGroup);
+  const int fit = kColumnFloats / kTileRows / rows_at_once / kGroupTiles * kGroupTiles;
+  const int tiles_at_once = std::min(taken_tiles(layer.gate), fit);
+  share(w, rows_, rows_at_once, tiles(layer.gate.rows), tiles_at_once,
+        [&](int row, int rows, Range range, bool more) {
+          gate_part(w, layer, in, row, rows, range,
+                    more ? start_of(layer.gate, range.last) : own_start(w, layer.down));
+        });
 }
 
-// Some rows and some groups of columns of silu(gate) * up, in the forms that the next product
-// needs.
+// Some rows and columns of silu(gate) * up, in the forms that the next product needs.
 void Pass::gate_part(const Worker& w, const Layer& layer, const Activations& in, int row, int rows,
-                     Range groups) const {
+                     Range range, const std::uint8_t* next) const {
   const Activations& to = space_.gated;
   float* gate = w.own.columns[0].get();
   float* up = w.own.columns[1].get();
-  const int end = groups.last * kGroupTiles;
-  const Range range{groups.first * kGroupTiles, std::min(end, tiles(layer.gate.rows))};
   const Matrix part = tiles_of(layer.gate, range);
-  const bool more = groups.last < own_groups(w, layer).last;
-  const std::uint8_t* next =
-      more ? start_of(layer.gate, {end, end}) : start_of(layer.down, own_tiles(w, layer.down));
-  multiply(part, in, row, rows, {gate, part.rows}, start_of(layer.up, range));
+  multiply(part, in, row, rows, {gate, part.rows}, start_of(layer.up, range.first));
   multiply(tiles_of(layer.up, range), in, row, rows, {up, part.rows}, next);
+  const int col = range.first * kTileRows, width = parts_of(part.rows, kGroup) * kGroup;
   for (int r = 0; r < rows; ++r, gate += part.rows, up += part.rows) {
-    const int col = groups.first * kGroup;
     float* out = to.forms().floats ? to.floats(row + r, col) : gate;
     kernels_.silu_mul(gate, up, part.rows, out);
     if (!to.forms().quantized) continue;
-    const QuantizedRows rounded = to.quantized_part(row + r, col, groups.size() * kGroup);
-    kernels_.quantize_row(out, part.rows, rounded, 0);
+    kernels_.quantize_row(out, part.rows, to.quantized_part(row + r, col, width), 0);
   }
 }
 
@@ -260,17 +261,25 @@ void Pass::head(const Worker& w) {
     if (twice) kernels_.quantize_row_twice(normed, shape_.hidden, to.quantized(), 2 * row);
   }
   if (!few) wait(w);
-  const Range mine = own_tiles(w, in_.model.head);
-  const Matrix part = tiles_of(in_.model.head, mine);
+  // Rows of logits that lie below each other are multiplied together.
   const auto row_of = [&](int i) { return wanted[static_cast<std::size_t>(i)].row; };
-  const int at_once = block_rows(to, count);
   for (int first = 0, last = 1; first < count; first = last++) {
-    while (last < count && last - first < at_once && row_of(last) == row_of(last - 1) + 1) ++last;
-    float* out = in_.logits + static_cast<std::size_t>(row_of(first)) *
-                                  static_cast<std::size_t>(shape_.vocabulary);
-    multiply(part, to, first, last - first, {out + mine.first * kTileRows, shape_.vocabulary},
-             start_of_layer(w, 0));
+    while (last < count && row_of(last) == row_of(last - 1) + 1) ++last;
+    if (first > 0) wait(w);
+    logits(w, to, first, last - first, row_of(first));
   }
+}
+
+void Pass::logits(const Worker& w, const Activations& in, int first, int count,
+                  std::int64_t out_row) {
+  const Matrix& head = in_.model.head;
+  share(w, count, block_rows(in, count), tiles(head.rows), taken_tiles(head),
+        [&](int row, int rows, Range range, bool more) {
+          float* out = in_.logits + (out_row + row) * shape_.vocabulary;
+          multiply(tiles_of(head, range), in, first + row, rows,
+                   {out + range.first * kTileRows, shape_.vocabulary},
+                   more ? start_of(head, range.last) : start_of_layer(w, 0));
+        });
 }
 
 }  // namespace smollm2

@@ -8,6 +8,7 @@
 #include "engine/batch.h"
 #include "engine/kv_cache.h"
 #include "engine/model.h"
+#include "engine/shares.h"
 #include "engine/split.h"
 #include "engine/workspace.h"
 #include "kernels/kernels.h"
@@ -33,7 +34,7 @@ struct PassInput {
 // one worker, which adds in one order: the result does not depend on the number of workers.
 class Pass {
  public:
-  Pass(const PassInput& input, Workspace& space, SharedBlocks& shared,
+  Pass(const PassInput& input, Workspace& space, SharedBlocks& shared, Shares& shares,
        std::vector<Private>& workers, Threads& threads, Profile& profile);
 
   // Called by each worker.
@@ -50,9 +51,10 @@ class Pass {
   void output(const Worker& w, const Layer& layer);
   void gate_up(const Worker& w, const Layer& layer);
   void gate_part(const Worker& w, const Layer& layer, const Activations& in, int row, int rows,
-                 Range groups) const;
+                 Range range, const std::uint8_t* next) const;
   void down(const Worker& w, const Layer& layer, const std::uint8_t* next);
   void head(const Worker& w);
+  void logits(const Worker& w, const Activations& in, int first, int count, std::int64_t out_row);
 
   // attention.cpp
   void store(const Worker& w, int layer);
@@ -70,9 +72,10 @@ class Pass {
   const Activations& normalise(const Worker& w, const float* gain);
   void normalise_row(const Worker& w, const float* gain, int row, const Activations& to) const;
   const Activations& mixed(const Worker& w);
-  Range own_tiles(const Worker& w, const Matrix& matrix) const;
-  Range own_groups(const Worker& w, const Layer& layer) const;
-  std::array<Range, 3> own_parts(const Worker& w, const Layer& layer) const;
+  template <typename F>
+  void share(const Worker& w, int rows, int rows_at_once, int tiles, int tiles_at_once, F f);
+  int first_tile(const Worker& w, int all, int at_once) const;
+  const std::uint8_t* own_start(const Worker& w, const Matrix& matrix) const;
   const std::uint8_t* start_of_layer(const Worker& w, int number) const;
   void add_product(const Worker& w, const Matrix& matrix, const Activations& in,
                    const std::uint8_t* next);
@@ -90,6 +93,7 @@ class Pass {
   const int qkv_size_;
   Workspace& space_;
   SharedBlocks& shared_;
+  Shares& shares_;
   std::vector<Private>& workers_;
   Threads& threads_;
   Profile& profile_;

@@ -24,7 +24,8 @@ class Shares {
     for (int i = 0; i < workers * kSets; ++i) taken_[i].count.store(0, std::memory_order_relaxed);
   }
 
-  // Calls f(i) for things i of n, until all of them have been taken by some worker.
+  // Calls f(i, more) for things i of n, until all of them have been taken by some worker. `more`
+  // says whether thing i + 1 is likely to be this worker's next one.
   template <typename F>
   void deal(Seat seat, int round, int n, F f) {
     taken(round + 2, seat.worker, seat.count).store(0, std::memory_order_relaxed);
@@ -36,7 +37,7 @@ class Shares {
       while (count.load(std::memory_order_relaxed) < range.size()) {
         const int i = range.first + count.fetch_add(1, std::memory_order_relaxed);
         if (i >= range.last) break;
-        f(i);
+        f(i, i + 1 < range.last);
       }
     }
   }

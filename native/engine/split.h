@@ -24,14 +24,6 @@ struct Seat {
     const auto cut = [&](int w) { return static_cast<int>(std::int64_t{n} * w / count); };
     return {cut(worker), cut(worker + 1)};
   }
-
-  // The same in whole `unit`s, where there are enough of them for all.
-  Range share(int n, int unit) const {
-    if (n < 2 * unit * count) return share(n);
-    const Range units = share((n + unit - 1) / unit);
-    const auto end = [&](int at) { return at * unit < n ? at * unit : n; };
-    return {end(units.first), end(units.last)};
-  }
 };
 
 // Tiles [first, last) of a matrix as a matrix.

@@ -45,6 +45,7 @@ struct Private {
   Partials total, part;
   Buffer<float> queries, key;  // one token at one kv head
   std::vector<int> visible;
+  int round = 0;  // of Shares
 };
 
 // Columns of products that a worker holds before they go on.

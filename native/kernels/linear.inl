@@ -26,11 +26,11 @@ struct FloatWork {
   Output out;
 };
 
-// Weights that come after those which are being multiplied: each group of k fetches some lines.
+// Weights that come after those which are being multiplied: each block of 64 k fetches some lines.
 struct Ahead {
   const std::uint8_t* at = nullptr;
   int lines = 0;  // still to fetch
-  int each = 0;   // in a group
+  int each = 0;   // of a block
 
   void fetch() {
     const int now = each < lines ? each : lines;
@@ -80,9 +80,9 @@ inline void run_rest(const Work& work, int left, int row, int tile, Ahead& ahead
 template <typename Block, int rows, int tiles, typename Work>
 inline void run_tiles(const Work& work, int m, int tile, const std::uint8_t* next) {
   const int lines = static_cast<int>(tile_bytes(work.w.kind, work.w.cols) / 64) * tiles;
-  const int groups = padded(work.w.cols) / kGroup * ((m + rows - 1) / rows);
+  const int blocks = padded(work.w.cols) / kBlock * ((m + rows - 1) / rows);
   Ahead ahead;
-  if (next != nullptr) ahead = {next, lines, (lines + groups - 1) / groups};
+  if (next != nullptr) ahead = {next, lines, (lines + blocks - 1) / blocks};
   int row = 0;
   for (; row + rows <= m; row += rows) Block::template run<rows, tiles>(work, row, tile, ahead);
   run_rest<Block, rows - 1, tiles>(work, m - row, row, tile, ahead);

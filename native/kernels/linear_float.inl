@@ -76,9 +76,10 @@ struct FloatBlock {
     for (auto& of_row : total) {
       for (V& sum_of_tile : of_row) sum_of_tile = zero();
     }
+    Ahead fetching = ahead;  // in registers
     const int blocks = padded(work.w.cols) / kBlock;
     for (int b = 0; b < blocks; ++b, block += block_bytes(kind), x += kBlock) {
-      for (int half = 0; half < 2; ++half) ahead.fetch();
+      fetching.fetch();
       if constexpr (kind == Kind::f32) {
         add_block_f32(block, stride, x, work.x_stride, total);
       } else if constexpr (kind == Kind::bf16) {
@@ -87,6 +88,7 @@ struct FloatBlock {
         add_block_q16(block, stride, x, work.x_stride, total);
       }
     }
+    ahead = fetching;
     store_sums(total, work, row, tile);
   }
 };

@@ -138,13 +138,15 @@ struct IntegerBlock {
     for (auto& of_row : total) {
       for (V& sum_of_tile : of_row) sum_of_tile = zero();
     }
+    Ahead fetching = ahead;  // in registers
     const int blocks = padded(work.w.cols) / kBlock;
     for (int b = 0; b < blocks; ++b, block += block_bytes(Format::kind)) {
+      fetching.fetch();
       for (int half = 0; half < 2; ++half, x.next()) {
-        ahead.fetch();
         add_group<Format>(block, stride, half, x, total);
       }
     }
+    ahead = fetching;
     store_sums(total, work, row, tile);
   }
 };

@@ -53,13 +53,13 @@ class Cache:
         slots = self.page_table[batch.rows, pages] * self.page_size + offsets
         if not np.array_equal(slots, batch.slots):
             raise CacheError("the slots of the batch are not those of its rows and positions")
-        for row in np.flatnonzero(batch.lengths):
-            first = int(batch.positions[batch.rows == row].min())
-            if first != self._lengths[row]:
-                raise CacheError(
-                    f"row {row} holds {self._lengths[row]} tokens, but the batch continues it "
-                    f"at position {first}"
-                )
+        first = np.full(self.rows, self.capacity)
+        np.minimum.at(first, batch.rows, batch.positions)
+        for row in np.flatnonzero((batch.lengths > 0) & (first != self._lengths))[:1]:
+            raise CacheError(
+                f"row {row} holds {self._lengths[row]} tokens, but the batch continues it "
+                f"at position {first[row]}"
+            )
         return longest
 
     def advance(self, batch: Batch) -> None:

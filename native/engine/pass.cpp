@@ -1,6 +1,7 @@
 #include "engine/pass.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "engine/profile.h"
 
@@ -19,13 +20,17 @@ int block_rows(const Activations& in, int rows) {
 constexpr int kGroupTiles = kGroup / kTileRows;
 
 // Bytes of weights that a worker takes at a time: two microseconds or so of reading.
-constexpr std::size_t kTakenBytes = 48 << 10;
+const std::size_t kTakenBytes = getenv("T_TAKEN") ? (size_t)atol(getenv("T_TAKEN")) : 48 << 10;
+const std::size_t kAheadBytes = getenv("T_AHEAD") ? (size_t)atol(getenv("T_AHEAD")) : 48 << 10;
 
 // Tiles that are taken at a time: whole pairs, which the kernels like best.
 int taken_tiles(const Matrix& w) {
   const std::size_t pair = kGroupTiles * tile_bytes(w.kind, w.cols);
   return kGroupTiles * static_cast<int>(std::max<std::size_t>(1, kTakenBytes / pair));
 }
+
+// What a worker fetches while it waits. A product that ends sooner has the next one behind it.
+Ahead ahead(const std::uint8_t* start) { return {start, start + kAheadBytes}; }
 
 int parts_of(int n, int at_once) { return (n + at_once - 1) / at_once; }
 
@@ -60,10 +65,10 @@ void Pass::run(int worker) {
   workers_[static_cast<std::size_t>(worker)].round = 0;
   const Worker w{{worker, threads_.count()}, workers_[static_cast<std::size_t>(worker)]};
   const bool first = worker == 0;
-  const auto phase = [&](Profile::Phase which, auto work) {
+  const auto phase = [&](Profile::Phase which, auto work, Ahead next = {}) {
     work();
     if (first) profile_.end_work(which);
-    wait(w);
+    threads_.barrier(worker, next);
     if (first) profile_.end_wait(which);
   };
   if (first) profile_.begin();
@@ -71,12 +76,13 @@ void Pass::run(int worker) {
   const int layers = static_cast<int>(in_.model.layers.size());
   for (int i = 0; i < layers; ++i) {
     const Layer& layer = in_.model.layers[static_cast<std::size_t>(i)];
-    phase(Profile::qkv, [&] { qkv(w, layer); });
+    const std::uint8_t* next = start_of_layer(w, i + 1);
+    phase(Profile::qkv, [&] { qkv(w, layer); }, ahead(own_start(w, layer.output)));
     if (!in_.plan.decode) phase(Profile::store, [&] { store(w, i); });
-    phase(Profile::attention, [&] { attend(w, i); });
-    phase(Profile::output, [&] { output(w, layer); });
-    phase(Profile::gate_up, [&] { gate_up(w, layer); });
-    phase(Profile::down, [&] { down(w, layer, start_of_layer(w, i + 1)); });
+    phase(Profile::attention, [&] { attend(w, i); }, ahead(own_start(w, layer.output)));
+    phase(Profile::output, [&] { output(w, layer); }, ahead(own_start(w, layer.gate)));
+    phase(Profile::gate_up, [&] { gate_up(w, layer); }, ahead(own_start(w, layer.down)));
+    phase(Profile::down, [&] { down(w, layer, next); }, ahead(next));
   }
   head(w);
   if (first) profile_.end_work(Profile::head);

@@ -31,4 +31,11 @@ inline void relax() {
 #endif
 }
 
+// Asks for a line of memory that will be read soon.
+inline void prefetch_line([[maybe_unused]] const void* p) {
+#if defined(__GNUC__)
+  __builtin_prefetch(p, 0, 2);
+#endif
+}
+
 }  // namespace smollm2

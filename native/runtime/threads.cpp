@@ -36,12 +36,19 @@ struct Patience {
   Nanoseconds spin = kLongestSpin;
 
   // Returns once the gate's count is no longer `old`.
-  void wait(Gate& gate, std::uint32_t old) {
+  void wait(Gate& gate, std::uint32_t old, Ahead ahead = {}) {
     if (gate.count() != old) return;
     const Nanoseconds until = now() + spin;
     Nanoseconds at;
     do {
-      for (int i = 0; i < 16 && gate.count() == old; ++i) relax();
+      for (int i = 0; i < 16 && gate.count() == old; ++i) {
+        if (ahead.first < ahead.last) {
+          prefetch_line(ahead.first);
+          ahead.first += 64;
+        } else {
+          relax();
+        }
+      }
       at = now();
     } while (gate.count() == old && at < until);
     // A spin that took longer than it was to was interrupted: the core is wanted by others.
@@ -153,7 +160,7 @@ void Threads::run(const std::function<void(int)>& work) {
   if (team_->error) std::rethrow_exception(team_->error);
 }
 
-void Threads::barrier(int worker) {
+void Threads::barrier(int worker, Ahead ahead) {
   if (count_ == 1) return;
   Team& team = *team_;
   const std::uint32_t epoch = team.epoch.value.count();
@@ -163,7 +170,7 @@ void Threads::barrier(int worker) {
     team.arrived.value.store(0, std::memory_order_relaxed);
     team.epoch.value.open();
   } else {
-    team.patience[static_cast<std::size_t>(worker)].value.wait(team.epoch.value, epoch);
+    team.patience[static_cast<std::size_t>(worker)].value.wait(team.epoch.value, epoch, ahead);
   }
   if (team.failed.value.load(std::memory_order_acquire)) throw Abandoned{};
 }

@@ -260,16 +260,31 @@ void Pass::head(const Worker& w) {
     if (twice) kernels_.quantize_row_twice(normed, shape_.hidden, to.quantized(), 2 * row);
   }
   if (!few) wait(w);
-  const Range mine = own_tiles(w, in_.model.head);
-  const Matrix part = tiles_of(in_.model.head, mine);
-  const auto row_of = [&](int i) { return wanted[static_cast<std::size_t>(i)].row; };
-  const int at_once = block_rows(to, count);
-  for (int first = 0, last = 1; first < count; first = last++) {
-    while (last < count && last - first < at_once && row_of(last) == row_of(last - 1) + 1) ++last;
-    float* out = in_.logits + static_cast<std::size_t>(row_of(first)) *
-                                  static_cast<std::size_t>(shape_.vocabulary);
-    multiply(part, to, first, last - first, {out + mine.first * kTileRows, shape_.vocabulary},
-             start_of_layer(w, 0));
+  const int at_once = std::min(block_rows(to, count), kColumnFloats / kTileRows / 2);
+  for_blocks(count, at_once, [&](int row, int part_rows) { head_rows(w, to, row, part_rows); });
+}
+
+// Some rows of the logits, by way of columns that stay in the cache: products of many rows would
+// each begin lines of memory that no one fetched. One tile of space between rows, since rows whose
+// distance is a power of two compete for the same places of the cache.
+void Pass::head_rows(const Worker& w, const Activations& in, int row, int rows) const {
+  const Matrix& head = in_.model.head;
+  float* columns = w.own.columns[0].get();
+  const Range mine = own_tiles(w, head);
+  const int step = kColumnFloats / kTileRows / rows - 1;
+  for (int tile = mine.first; tile < mine.last; tile += step) {
+    const int last = std::min(tile + step, mine.last);
+    const Matrix part = tiles_of(head, {tile, last});
+    const std::uint8_t* next =
+        last < mine.last ? start_of(head, {last, last}) : start_of_layer(w, 0);
+    const int stride = (step + 1) * kTileRows;
+    multiply(part, in, row, rows, {columns, stride}, next);
+    for (int r = 0; r < rows; ++r) {
+      const auto to =
+          static_cast<std::size_t>(in_.batch.wanted[static_cast<std::size_t>(row + r)].row);
+      std::copy_n(columns + r * stride, part.rows,
+                  in_.logits + to * static_cast<std::size_t>(shape_.vocabulary) + tile * kTileRows);
+    }
   }
 }
 

@@ -53,6 +53,7 @@ class Pass {
                  Range groups) const;
   void down(const Worker& w, const Layer& layer, const std::uint8_t* next);
   void head(const Worker& w);
+  void head_rows(const Worker& w, const Activations& in, int row, int rows) const;
 
   // attention.cpp
   void store(const Worker& w, int layer);

@@ -267,25 +267,33 @@ void Pass::head(const Worker& w) {
     if (twice) kernels_.quantize_row_twice(normed, shape_.hidden, to.quantized(), 2 * row);
   }
   if (!few) wait(w);
-  // Rows of logits that lie below each other are multiplied together.
-  const auto row_of = [&](int i) { return wanted[static_cast<std::size_t>(i)].row; };
-  for (int first = 0, last = 1; first < count; first = last++) {
-    while (last < count && row_of(last) == row_of(last - 1) + 1) ++last;
-    if (first > 0) wait(w);
-    logits(w, to, first, last - first, row_of(first));
-  }
+  // By way of columns that stay in the cache: products of many rows would each begin lines of
+  // memory that no one fetched. One tile of space between rows, since rows whose distance is a
+  // power of two compete for the same places of the cache.
+  const Matrix& head = in_.model.head;
+  const int rows_at_once = std::min(block_rows(to, count), kColumnFloats / kTileRows / 2);
+  const int fit = kColumnFloats / kTileRows / rows_at_once - 1;
+  share(w, count, rows_at_once, tiles(head.rows), std::min(taken_tiles(head), fit),
+        [&](int row, int part_rows, Range range, bool more) {
+          head_part(w, to, row, part_rows, range,
+                    more ? start_of(head, range.last) : start_of_layer(w, 0));
+        });
 }
 
-void Pass::logits(const Worker& w, const Activations& in, int first, int count,
-                  std::int64_t out_row) {
-  const Matrix& head = in_.model.head;
-  share(w, count, block_rows(in, count), tiles(head.rows), taken_tiles(head),
-        [&](int row, int rows, Range range, bool more) {
-          float* out = in_.logits + (out_row + row) * shape_.vocabulary;
-          multiply(tiles_of(head, range), in, first + row, rows,
-                   {out + range.first * kTileRows, shape_.vocabulary},
-                   more ? start_of(head, range.last) : start_of_layer(w, 0));
-        });
+// Some rows and columns of the logits.
+void Pass::head_part(const Worker& w, const Activations& in, int row, int rows, Range range,
+                     const std::uint8_t* next) const {
+  const Matrix part = tiles_of(in_.model.head, range);
+  const int stride = (range.size() + 1) * kTileRows;
+  const float* columns = w.own.columns[0].get();
+  multiply(part, in, row, rows, {w.own.columns[0].get(), stride}, next);
+  for (int r = 0; r < rows; ++r, columns += stride) {
+    const auto to =
+        static_cast<std::size_t>(in_.batch.wanted[static_cast<std::size_t>(row + r)].row);
+    std::copy_n(
+        columns, part.rows,
+        in_.logits + to * static_cast<std::size_t>(shape_.vocabulary) + range.first * kTileRows);
+  }
 }
 
 }  // namespace smollm2

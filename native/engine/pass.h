@@ -54,7 +54,8 @@ class Pass {
                  Range range, const std::uint8_t* next) const;
   void down(const Worker& w, const Layer& layer, const std::uint8_t* next);
   void head(const Worker& w);
-  void logits(const Worker& w, const Activations& in, int first, int count, std::int64_t out_row);
+  void head_part(const Worker& w, const Activations& in, int row, int rows, Range range,
+                 const std::uint8_t* next) const;
 
   // attention.cpp
   void store(const Worker& w, int layer);

@@ -40,10 +40,8 @@ void bind_threads(nb::module_& m) {
             });
           },
           "work"_a, "Calls work(worker) in each thread; throws on what one of them threw.")
-      .def(
-          "barrier", [](Threads& threads, int worker) { threads.barrier(worker); }, "worker"_a,
-          nb::call_guard<nb::gil_scoped_release>(),
-          "Waits, inside of run, until all workers have come.");
+      .def("barrier", &Threads::barrier, "worker"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Waits, inside of run, until all workers have come.");
 }
 
 }  // namespace

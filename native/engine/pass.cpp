@@ -1,7 +1,6 @@
 #include "engine/pass.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "engine/profile.h"
 
@@ -19,18 +18,12 @@ int block_rows(const Activations& in, int rows) {
 
 constexpr int kGroupTiles = kGroup / kTileRows;
 
-// Bytes of weights that a worker takes at a time: two microseconds or so of reading.
-const std::size_t kTakenBytes = getenv("T_TAKEN") ? (size_t)atol(getenv("T_TAKEN")) : 48 << 10;
-const std::size_t kAheadBytes = getenv("T_AHEAD") ? (size_t)atol(getenv("T_AHEAD")) : 48 << 10;
-
-// Tiles that are taken at a time: whole pairs, which the kernels like best.
-int taken_tiles(const Matrix& w) {
-  const std::size_t pair = kGroupTiles * tile_bytes(w.kind, w.cols);
-  return kGroupTiles * static_cast<int>(std::max<std::size_t>(1, kTakenBytes / pair));
+// Tiles that a worker takes at a time: some 32 times a product if all are equally fast, and whole
+// pairs, which the kernels like best.
+int taken_tiles(int all, Seat seat) {
+  constexpr int times = 32;
+  return std::max(1, all / (times * seat.count * kGroupTiles)) * kGroupTiles;
 }
-
-// What a worker fetches while it waits. A product that ends sooner has the next one behind it.
-Ahead ahead(const std::uint8_t* start) { return {start, start + kAheadBytes}; }
 
 int parts_of(int n, int at_once) { return (n + at_once - 1) / at_once; }
 
@@ -65,10 +58,10 @@ void Pass::run(int worker) {
   workers_[static_cast<std::size_t>(worker)].round = 0;
   const Worker w{{worker, threads_.count()}, workers_[static_cast<std::size_t>(worker)]};
   const bool first = worker == 0;
-  const auto phase = [&](Profile::Phase which, auto work, Ahead next = {}) {
+  const auto phase = [&](Profile::Phase which, auto work) {
     work();
     if (first) profile_.end_work(which);
-    threads_.barrier(worker, next);
+    wait(w);
     if (first) profile_.end_wait(which);
   };
   if (first) profile_.begin();
@@ -76,13 +69,12 @@ void Pass::run(int worker) {
   const int layers = static_cast<int>(in_.model.layers.size());
   for (int i = 0; i < layers; ++i) {
     const Layer& layer = in_.model.layers[static_cast<std::size_t>(i)];
-    const std::uint8_t* next = start_of_layer(w, i + 1);
-    phase(Profile::qkv, [&] { qkv(w, layer); }, ahead(own_start(w, layer.output)));
+    phase(Profile::qkv, [&] { qkv(w, layer); });
     if (!in_.plan.decode) phase(Profile::store, [&] { store(w, i); });
-    phase(Profile::attention, [&] { attend(w, i); }, ahead(own_start(w, layer.output)));
-    phase(Profile::output, [&] { output(w, layer); }, ahead(own_start(w, layer.gate)));
-    phase(Profile::gate_up, [&] { gate_up(w, layer); }, ahead(own_start(w, layer.down)));
-    phase(Profile::down, [&] { down(w, layer, next); }, ahead(next));
+    phase(Profile::attention, [&] { attend(w, i); });
+    phase(Profile::output, [&] { output(w, layer); });
+    phase(Profile::gate_up, [&] { gate_up(w, layer); });
+    phase(Profile::down, [&] { down(w, layer, start_of_layer(w, i + 1)); });
   }
   head(w);
   if (first) profile_.end_work(Profile::head);
@@ -141,11 +133,12 @@ void Pass::multiply(const Matrix& matrix, const Activations& in, int row, int ro
 }
 
 // The tile at which a worker begins.
-int Pass::first_tile(const Worker& w, int all, int at_once) const {
+int Pass::first_tile(const Worker& w, int all) const {
+  const int at_once = taken_tiles(all, w.seat);
   return w.seat.share(parts_of(all, at_once)).first * at_once;
 }
 const std::uint8_t* Pass::own_start(const Worker& w, const Matrix& matrix) const {
-  return start_of(matrix, first_tile(w, tiles(matrix.rows), taken_tiles(matrix)));
+  return start_of(matrix, first_tile(w, tiles(matrix.rows)));
 }
 
 // Where a worker begins to read a layer, or the head after the last one.
@@ -154,7 +147,8 @@ const std::uint8_t* Pass::start_of_layer(const Worker& w, int number) const {
   const auto i = static_cast<std::size_t>(number);
   if (i == model.layers.size()) return own_start(w, model.head);
   const Layer& layer = model.layers[i];
-  int tile = first_tile(w, qkv_size_ / kTileRows, taken_tiles(layer.query));
+  int tile =
+      first_tile(w, tiles(layer.query.rows) + tiles(layer.key.rows) + tiles(layer.value.rows));
   for (const Matrix* part : {&layer.query, &layer.key, &layer.value}) {
     if (tile < tiles(part->rows)) return start_of(*part, tile);
     tile -= tiles(part->rows);
@@ -180,7 +174,7 @@ void Pass::qkv(const Worker& w, const Layer& layer) {
   const std::array parts{&layer.query, &layer.key, &layer.value};
   int all = 0;
   for (const Matrix* part : parts) all += tiles(part->rows);
-  share(w, rows_, block_rows(in, rows_), all, taken_tiles(layer.query),
+  share(w, rows_, block_rows(in, rows_), all, taken_tiles(all, w.seat),
         [&](int row, int rows, Range taken, bool more) {
           int before = 0, col = 0;
           for (const Matrix* part : parts) {
@@ -203,8 +197,8 @@ void Pass::qkv(const Worker& w, const Layer& layer) {
 // x += matrix * in
 void Pass::add_product(const Worker& w, const Matrix& matrix, const Activations& in,
                        const std::uint8_t* next) {
-  share(w, rows_, block_rows(in, rows_), tiles(matrix.rows), taken_tiles(matrix),
-        [&](int row, int rows, Range range, bool more) {
+  share(w, rows_, block_rows(in, rows_), tiles(matrix.rows),
+        taken_tiles(tiles(matrix.rows), w.seat), [&](int row, int rows, Range range, bool more) {
           multiply(tiles_of(matrix, range), in, row, rows,
                    {x(row) + range.first * kTileRows, shape_.hidden, true},
                    more ? start_of(matrix, range.last) : next);
@@ -224,7 +218,7 @@ void Pass::gate_up(const Worker& w, const Layer& layer) {
   const Activations& in = normalise(w, layer.mlp_norm);
   const int rows_at_once = std::min(block_rows(in, rows_), kColumnFloats / kGroup);
   const int fit = kColumnFloats / kTileRows / rows_at_once / kGroupTiles * kGroupTiles;
-  const int tiles_at_once = std::min(taken_tiles(layer.gate), fit);
+  const int tiles_at_once = std::min(taken_tiles(tiles(layer.gate.rows), w.seat), fit);
   share(w, rows_, rows_at_once, tiles(layer.gate.rows), tiles_at_once,
         [&](int row, int rows, Range range, bool more) {
           gate_part(w, layer, in, row, rows, range,
@@ -273,7 +267,8 @@ void Pass::head(const Worker& w) {
   const Matrix& head = in_.model.head;
   const int rows_at_once = std::min(block_rows(to, count), kColumnFloats / kTileRows / 2);
   const int fit = kColumnFloats / kTileRows / rows_at_once - 1;
-  share(w, count, rows_at_once, tiles(head.rows), std::min(taken_tiles(head), fit),
+  share(w, count, rows_at_once, tiles(head.rows),
+        std::min(taken_tiles(tiles(head.rows), w.seat), fit),
         [&](int row, int part_rows, Range range, bool more) {
           head_part(w, to, row, part_rows, range,
                     more ? start_of(head, range.last) : start_of_layer(w, 0));

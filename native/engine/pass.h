@@ -75,7 +75,7 @@ class Pass {
   const Activations& mixed(const Worker& w);
   template <typename F>
   void share(const Worker& w, int rows, int rows_at_once, int tiles, int tiles_at_once, F f);
-  int first_tile(const Worker& w, int all, int at_once) const;
+  int first_tile(const Worker& w, int all) const;
   const std::uint8_t* own_start(const Worker& w, const Matrix& matrix) const;
   const std::uint8_t* start_of_layer(const Worker& w, int number) const;
   void add_product(const Worker& w, const Matrix& matrix, const Activations& in,

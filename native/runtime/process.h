@@ -4,6 +4,7 @@
 #if defined(_WIN32)
 #include <process.h>
 #else
+#include <sched.h>
 #include <unistd.h>
 #endif
 
@@ -22,19 +23,21 @@ inline long process_id() {
 #endif
 }
 
+// The core that this thread is running on; -1 where the system does not say.
+inline int current_core() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
 // Tells the CPU that this thread only waits.
 inline void relax() {
 #if defined(__x86_64__) || defined(_M_X64)
   _mm_pause();
 #elif defined(__aarch64__) && defined(__GNUC__)
   __asm__ volatile("yield");
-#endif
-}
-
-// Asks for a line of memory that will be read soon.
-inline void prefetch_line([[maybe_unused]] const void* p) {
-#if defined(__GNUC__)
-  __builtin_prefetch(p, 0, 2);
 #endif
 }
 

@@ -30,34 +30,24 @@ struct alignas(128) Alone {
   T value{};
 };
 
-// How long a worker spins before it sleeps: shorter after each spin in vain.
+// How long a worker spins before it sleeps: shorter after waits that no spin would have outlasted,
+// longer after short ones.
 struct Patience {
   Nanoseconds longest = kLongestSpin;
   Nanoseconds spin = kLongestSpin;
 
   // Returns once the gate's count is no longer `old`.
-  void wait(Gate& gate, std::uint32_t old, Ahead ahead = {}) {
+  void wait(Gate& gate, std::uint32_t old) {
     if (gate.count() != old) return;
-    const Nanoseconds until = now() + spin;
+    const Nanoseconds start = now();
     Nanoseconds at;
     do {
-      for (int i = 0; i < 16 && gate.count() == old; ++i) {
-        if (ahead.first < ahead.last) {
-          prefetch_line(ahead.first);
-          ahead.first += 64;
-        } else {
-          relax();
-        }
-      }
+      for (int i = 0; i < 16 && gate.count() == old; ++i) relax();
       at = now();
-    } while (gate.count() == old && at < until);
-    // A spin that took longer than it was to was interrupted: the core is wanted by others.
-    if (at < until) {
-      spin = std::min(longest, spin + spin / 4);
-    } else {
-      spin = std::max(std::min(longest, kShortestSpin), spin / 2);
-    }
+    } while (gate.count() == old && at < start + spin);
     while (gate.count() == old) gate.sleep(old);
+    const bool brief = now() - start < kLongestSpin;
+    spin = std::clamp(brief ? spin * 2 : spin / 2, std::min(longest, kShortestSpin), longest);
   }
 };
 
@@ -77,9 +67,33 @@ struct Threads::Team {
   std::mutex mutex;  // guards error
   std::exception_ptr error;
   std::vector<Alone<Patience>> patience;
+  std::vector<Alone<std::atomic<int>>> cores;  // where each worker was last seen
   std::vector<std::thread> threads;
 
+  // Waits until the gate's count is no longer `old`; asleep if another worker is on the same core,
+  // which it can do nothing on meanwhile.
+  void wait(int worker, Gate& gate, std::uint32_t old) {
+    if (gate.count() != old) return;
+    if (shares_core(worker)) {
+      while (gate.count() == old) gate.sleep(old);
+    } else {
+      patience[static_cast<std::size_t>(worker)].value.wait(gate, old);
+    }
+  }
+
+  bool shares_core(int worker) {
+    const auto self = static_cast<std::size_t>(worker);
+    const int core = current_core();
+    cores[self].value.store(core, std::memory_order_relaxed);
+    if (core < 0) return false;
+    for (std::size_t other = 0; other < cores.size(); ++other) {
+      if (other != self && cores[other].value.load(std::memory_order_relaxed) == core) return true;
+    }
+    return false;
+  }
+
   void attempt(int worker) {
+    cores[static_cast<std::size_t>(worker)].value.store(current_core(), std::memory_order_relaxed);
     try {
       (*work)(worker);
     } catch (const Abandoned&) {
@@ -95,9 +109,8 @@ struct Threads::Team {
   }
 
   void live(int worker) {
-    const auto self = static_cast<std::size_t>(worker);
     for (std::uint32_t seen = 0;; ++seen) {
-      patience[self].value.wait(started.value, seen);
+      wait(worker, started.value, seen);
       if (stopping) return;
       attempt(worker);
       finished.value.open();
@@ -112,7 +125,7 @@ struct Threads::Team {
     while (true) {
       const std::uint32_t seen = finished.value.count();
       if (seen == others) return;
-      patience[0].value.wait(finished.value, seen);
+      wait(0, finished.value, seen);
     }
   }
 };
@@ -126,6 +139,7 @@ void Threads::start() {
   // With fewer cores than workers, whoever spins keeps another from working.
   if (count_ > available_cores()) patience.longest = patience.spin = kShortestSpin;
   team_->patience.assign(static_cast<std::size_t>(count_), Alone<Patience>{patience});
+  team_->cores = std::vector<Alone<std::atomic<int>>>(static_cast<std::size_t>(count_));
   for (int worker = 1; worker < count_; ++worker) {
     team_->threads.emplace_back([team = team_.get(), worker] { team->live(worker); });
   }
@@ -160,7 +174,7 @@ void Threads::run(const std::function<void(int)>& work) {
   if (team_->error) std::rethrow_exception(team_->error);
 }
 
-void Threads::barrier(int worker, Ahead ahead) {
+void Threads::barrier(int worker) {
   if (count_ == 1) return;
   Team& team = *team_;
   const std::uint32_t epoch = team.epoch.value.count();
@@ -170,7 +184,7 @@ void Threads::barrier(int worker, Ahead ahead) {
     team.arrived.value.store(0, std::memory_order_relaxed);
     team.epoch.value.open();
   } else {
-    team.patience[static_cast<std::size_t>(worker)].value.wait(team.epoch.value, epoch, ahead);
+    team.wait(worker, team.epoch.value, epoch);
   }
   if (team.failed.value.load(std::memory_order_acquire)) throw Abandoned{};
 }

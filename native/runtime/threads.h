@@ -11,12 +11,6 @@
 
 namespace smollm2 {
 
-// Lines of memory.
-struct Ahead {
-  const std::uint8_t* first = nullptr;
-  const std::uint8_t* last = nullptr;
-};
-
 // Waiting spins for a bounded time and then sleeps, so that a busy machine gets its cores back.
 //
 // After fork() the child has none of the threads: run() starts new ones there. One run() at a
@@ -36,9 +30,8 @@ class Threads {
   void run(const std::function<void(int)>& work);
 
   // Called by all workers from inside run(): returns once all of them have come here. Throws
-  // (something that run() swallows) where another worker has failed. A worker that has to wait
-  // fetches `ahead`, the memory that it will read next.
-  void barrier(int worker, Ahead ahead = {});
+  // (something that run() swallows) where another worker has failed.
+  void barrier(int worker);
 
  private:
   struct Team;

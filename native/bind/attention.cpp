@@ -97,7 +97,7 @@ Arrays attend(const std::string& isa, const std::string& kind_name, const In<flo
   const Kernels& table = table_of(isa);
   for (int i = 0; i < repeats; ++i) {
     table.attend(kind, queries.data(), static_cast<int>(rows), pages.data(),
-                 static_cast<int>(pages.size()), visible.data(), static_cast<int>(size),
+                 static_cast<int>(pages.size()), 0, visible.data(), static_cast<int>(size),
                  out.records.data());
   }
   return out.finish();

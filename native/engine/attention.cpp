@@ -61,17 +61,39 @@ void Pass::see(const Block& block, int chunk, std::vector<int>& visible) const {
   }
 }
 
-void Pass::attend_chunk(const Worker& w, const Block& block, int chunk, int layer,
-                        const float* queries, Partial* out) {
-  const std::uint8_t* pages[kChunkPages];
-  const int first = chunk * kChunkPages;
-  const int count = std::min(kChunkPages, block.pages() - first);
-  for (int i = 0; i < count; ++i) {
-    pages[i] = in_.cache.block(block.run->pages[first + i], layer, block.head);
+// Blocks that a worker reads from a chunk of a piece on, in that order: `most` at most.
+int Pass::blocks_from(const Worker& w, const Piece* piece, int chunk, int layer, int most,
+                      const std::uint8_t** out) const {
+  const std::vector<Piece>& pieces = in_.plan.pieces[static_cast<std::size_t>(w.seat.worker)];
+  int count = 0;
+  for (; piece != pieces.data() + pieces.size() && count < most; ++piece, chunk = -1) {
+    const Block& block = in_.plan.blocks[static_cast<std::size_t>(piece->block)];
+    const int last = std::min(block.pages(), piece->last * kChunkPages);
+    for (int page = (chunk < 0 ? piece->first : chunk) * kChunkPages; page < last; ++page) {
+      if (count == most) break;
+      out[count++] = in_.cache.block(block.run->pages[page], layer, block.head);
+    }
   }
+  return count;
+}
+
+// Begins to read the keys that a worker needs first in a layer, while it still waits for others.
+void Pass::fetch(const Worker& w, int layer) const {
+  const std::uint8_t* blocks[kBlocksAhead];
+  const Piece* first = in_.plan.pieces[static_cast<std::size_t>(w.seat.worker)].data();
+  const int count = blocks_from(w, first, -1, layer, kBlocksAhead, blocks);
+  for (int i = 0; i < count; ++i) kernels_.fetch(blocks[i], in_.cache.block_bytes());
+}
+
+void Pass::attend_chunk(const Worker& w, const Piece& piece, int chunk, int layer,
+                        const float* queries, Partial* out) {
+  const Block& block = in_.plan.blocks[static_cast<std::size_t>(piece.block)];
+  const std::uint8_t* blocks[kChunkPages + kBlocksAhead];
+  const int pages = std::min(kChunkPages, block.pages() - chunk * kChunkPages);
+  const int all = blocks_from(w, &piece, chunk, layer, pages + kBlocksAhead, blocks);
   see(block, chunk, w.own.visible);
-  kernels_.attend(in_.cache.kind(), queries, block.count * shape_.group(), pages, count,
-                  w.own.visible.data(), shape_.head_size, out);
+  kernels_.attend(in_.cache.kind(), queries, block.count * shape_.group(), blocks, pages,
+                  all - pages, w.own.visible.data(), shape_.head_size, out);
 }
 
 const float* Pass::queries_of(const Worker& w, const Block& block, bool last, int layer) {
@@ -101,13 +123,13 @@ void Pass::attend_piece(const Worker& w, const Piece& piece, int layer) {
     const Shared& shared = in_.plan.shared[static_cast<std::size_t>(piece.shared)];
     for (int chunk = piece.first; chunk < piece.last; ++chunk) {
       const std::size_t at = shared.rows_before + rows * static_cast<std::size_t>(chunk);
-      attend_chunk(w, block, chunk, layer, queries, shared_.partials.at(at));
+      attend_chunk(w, piece, chunk, layer, queries, shared_.partials.at(at));
     }
     return merge_shared(w, piece);
   }
-  attend_chunk(w, block, 0, layer, queries, w.own.total.at(0));
+  attend_chunk(w, piece, 0, layer, queries, w.own.total.at(0));
   for (int chunk = 1; chunk < piece.last; ++chunk) {
-    attend_chunk(w, block, chunk, layer, queries, w.own.part.at(0));
+    attend_chunk(w, piece, chunk, layer, queries, w.own.part.at(0));
     for (std::size_t r = 0; r < rows; ++r) {
       if (w.own.visible[r] == 0) continue;
       kernels_.merge(*w.own.total.at(r), *w.own.part.at(r), shape_.head_size);

@@ -70,7 +70,10 @@ void Pass::run(int worker) {
   for (std::size_t i = 0; i < in_.model.layers.size(); ++i) {
     const Layer& layer = in_.model.layers[i];
     const int number = static_cast<int>(i);
-    phase(Profile::qkv, [&] { qkv(w, layer); });
+    phase(Profile::qkv, [&] {
+      qkv(w, layer);
+      fetch(w, number);
+    });
     if (!in_.plan.decode) phase(Profile::store, [&] { store(w, number); });
     phase(Profile::attention, [&] { attend(w, number); });
     phase(Profile::output, [&] { output(w, layer); });

@@ -104,7 +104,7 @@ void merge(Partial& total, const Partial& part, int head_size) {
 struct Unit {
   const std::uint8_t* const* blocks;
   int pages, first;
-  int left;  // pages from the first of these on that are to be fetched in time
+  int left;  // blocks from the first of these on that are to be fetched in time
   int seen[kRowsAtOnce];
   // From a block to the one in the next unit: pages may lie anywhere, so that the processor cannot
   // guess. Twice as fast as without, and as one page ahead, where the cache lies in memory.
@@ -274,7 +274,7 @@ void attend_unit(const Call& call, Unit unit, int first_place) {
 
 template <typename Kv>
 void attend_pages(const float* queries, int rows, const std::uint8_t* const* blocks, int pages,
-                  const int* visible, int head_size, Partial* out) {
+                  int more, const int* visible, int head_size, Partial* out) {
   Prepared prepared;
   for (int r = 0; r < rows; ++r) prepare_query<Kv>(queries + r * head_size, head_size, r, prepared);
   const Call call{prepared, visible, head_size, out};
@@ -283,18 +283,22 @@ void attend_pages(const float* queries, int rows, const std::uint8_t* const* blo
     // What comes next is fetched once, by the last rows.
     Unit unit{blocks + page, count, 0, 0, {}};
     for (; unit.first + kRowsAtOnce <= rows; unit.first += kRowsAtOnce) {
-      unit.left = unit.first + kRowsAtOnce == rows ? pages - page : 0;
+      unit.left = unit.first + kRowsAtOnce == rows ? pages + more - page : 0;
       attend_unit<Kv, kRowsAtOnce>(call, unit, page * kPage);
     }
     for (; unit.first < rows; ++unit.first) {
-      unit.left = unit.first + 1 == rows ? pages - page : 0;
+      unit.left = unit.first + 1 == rows ? pages + more - page : 0;
       attend_unit<Kv, 1>(call, unit, page * kPage);
     }
   }
 }
 
+void fetch(const std::uint8_t* memory, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += 64) prefetch(memory + at);
+}
+
 void attend(KvKind kind, const float* queries, int rows, const std::uint8_t* const* blocks,
-            int pages, const int* visible, int head_size, Partial* out) {
+            int pages, int more, const int* visible, int head_size, Partial* out) {
   for (int r = 0; r < rows; ++r) {
     out[r].maximum = -INFINITY;
     out[r].sum = 0.0f;
@@ -307,7 +311,7 @@ void attend(KvKind kind, const float* queries, int rows, const std::uint8_t* con
                                                : attend_pages<QuadKv>;
   for (int first = 0; first < rows; first += most) {
     const int count = rows - first < most ? rows - first : most;
-    pages_of(queries + first * head_size, count, blocks, pages, visible + first, head_size,
+    pages_of(queries + first * head_size, count, blocks, pages, more, visible + first, head_size,
              out + first);
   }
 }

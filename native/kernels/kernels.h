@@ -105,6 +105,9 @@ constexpr int kMaxHeadSize = 256;  // the integer sums of int8 fit 32 bits up to
 // sums. The memory of a new block must hold finite numbers (zeros, or another sequence's values).
 std::size_t kv_block_bytes(KvKind kind, int head_size);  // keys + values, a multiple of 64
 
+// Blocks after those of a call that are fetched meanwhile, at most.
+constexpr int kBlocksAhead = 4;
+
 // Running softmax of one query row: maximum, sum, and the mixed values [D] (not normalised).
 struct Partial {
   float maximum;
@@ -147,9 +150,12 @@ struct Kernels {
                    const float* value, int head_size);
   // `rows` queries [rows][D], already scaled by 1/sqrt(D), against `pages` blocks in order. Query r
   // sees the first visible[r] places of these pages (0: none). Starts from an empty partial: page
-  // by page, maximum, exp, sum and mix are merged into out[r] in that order.
+  // by page, maximum, exp, sum and mix are merged into out[r] in that order. `blocks` has `more`
+  // blocks after these, which the caller wants next: they are fetched meanwhile.
   void (*attend)(KvKind kind, const float* queries, int rows, const std::uint8_t* const* blocks,
-                 int pages, const int* visible, int head_size, Partial* out);
+                 int pages, int more, const int* visible, int head_size, Partial* out);
+  // Begins to read memory that is needed soon.
+  void (*fetch)(const std::uint8_t* memory, std::size_t bytes);
   // total = total merged with part (part may be empty: sum 0), in that order.
   void (*merge)(Partial& total, const Partial& part, int head_size);
 };

@@ -1,7 +1,7 @@
 // Sums of lines of keys or values times factors, 16 side by side. A sum has one accumulator and a
 // fixed order, so that its bits do not depend on the rows and tiles that are computed beside it.
 
-constexpr int kPagesAtOnce = 4;  // pages with one softmax: its slow steps are that much rarer
+constexpr int kPagesAtOnce = kBlocksAhead;  // pages with one softmax: its slow steps are that much rarer
 constexpr int kPlacesAtOnce = kPagesAtOnce * kPage;
 
 // To the second level: what comes next would push out of the first what is in use.

@@ -24,10 +24,10 @@ void need(bool holds, const std::string& message) {
 
 KvKind kv_kind_of(const std::string& name) {
   if (name == "f32") return KvKind::f32;
-  if (name == "bf16") return KvKind::bf16;
+  if (name == "int16") return KvKind::int16;
   if (name == "int8") return KvKind::int8;
   throw std::invalid_argument("unknown kind of KV cache '" + name +
-                              "': choose from f32, bf16, int8");
+                              "': choose from f32, int16, int8");
 }
 
 void need_blocks(const Blocks& blocks, KvKind kind, int head_size) {

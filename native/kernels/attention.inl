@@ -9,6 +9,7 @@
 #include "kernels/line_sums.inl"
 
 constexpr int kRowsAtOnce = 3;        // rows that share each line loaded; SmolLM2's heads a kv head
+constexpr int kGroupsAtOnce = 4;      // of rows, that go through a page while it is near
 constexpr int kPreparedWords = 8192;  // prepared queries that lie on the stack: 32 KiB
 constexpr int kMostPrepared = 192;    // rows of them, a multiple of kRowsAtOnce
 
@@ -18,8 +19,8 @@ constexpr int kMostPrepared = 192;    // rows of them, a multiple of kRowsAtOnce
 // Queries as factors, made once for all pages.
 struct Prepared {
   alignas(64) std::uint32_t words[kPreparedWords];
-  float scale[kMostPrepared];         // int8: of the whole numbers
-  std::int32_t start[kMostPrepared];  // int8: what the keys' + 128 has to be corrected by
+  float scale[kMostPrepared];         // of whole numbers
+  std::int32_t start[kMostPrepared];  // of their sums: what the keys' offset has to be corrected by
 };
 
 template <typename Kv>
@@ -29,12 +30,12 @@ void prepare_query(const float* query, int head_size, int row, Prepared& out) {
   std::uint32_t* words = out.words + row * count;
   if constexpr (Kv::whole) {
     I whole[kMaxHeadSize / kLanes];
-    const Scale scale = scale_to(Kv::top_query, x, count);
+    const Scale scale = scale_to(Kv::top_query(head_size), x, count);
     round_row(x, count, scale, whole);
     std::int32_t total = 0;
     for (int i = 0; i < count / kLanes; ++i) total += sum(whole[i]);
     out.scale[row] = scale.inverse;
-    out.start[row] = -128 * total;
+    out.start[row] = -Kv::offset * total;
     Kv::Key::prepare(whole, count, words);
   } else {
     Kv::Key::prepare(x, count, words);
@@ -67,10 +68,9 @@ inline V exp_not_positive(V x) {
   return scale_unless_below(fma(q, r, broadcast(1.0f)), n, x, -87.3f);
 }
 
-// total[r] merged with part[r] where the part is not empty. What a part has mixed has still to be
-// multiplied with factor[r].
+// total[r] merged with part[r] where the part is not empty.
 template <int rows>
-void merge_rows(Partial* total, const Partial* part, const float* factor, int head_size) {
+void merge_rows(Partial* total, const Partial* part, int head_size) {
   float fall[kLanes] = {};
   for (int r = 0; r < rows; ++r) {
     const float rise = part[r].maximum - total[r].maximum;  // +inf where the total is empty
@@ -81,7 +81,7 @@ void merge_rows(Partial* total, const Partial* part, const float* factor, int he
     if (part[r].sum == 0.0f) continue;
     const bool rises = part[r].maximum > total[r].maximum;
     const float keep = rises ? fall[r] : 1.0f, take = rises ? 1.0f : fall[r];
-    const V kept = broadcast(keep), taken = broadcast(take * factor[r]);
+    const V kept = broadcast(keep), taken = broadcast(take);
     float* const to = total[r].mixed;
     const float* const from = part[r].mixed;
     for_vectors(head_size, [&](int d, auto get, auto put) {
@@ -93,19 +93,17 @@ void merge_rows(Partial* total, const Partial* part, const float* factor, int he
 }
 
 void merge(Partial& total, const Partial& part, int head_size) {
-  const float one = 1.0f;
-  merge_rows<1>(&total, &part, &one, head_size);
+  merge_rows<1>(&total, &part, head_size);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Pages
 
-// Up to kRowsAtOnce rows and kPagesAtOnce pages; row r sees its first seen[r] places.
+// kPagesAtOnce pages at most.
 struct Unit {
   const std::uint8_t* const* blocks;
-  int pages, first;
+  int pages;
   int left;  // blocks from the first of these on that are to be fetched in time
-  int seen[kRowsAtOnce];
   // From a block to the one in the next unit: pages may lie anywhere, so that the processor cannot
   // guess. Twice as fast as without, and as one page ahead, where the cache lies in memory.
   std::ptrdiff_t ahead(int page) const {
@@ -114,127 +112,133 @@ struct Unit {
   }
 };
 
+// Rows that see the first seen[r] places of a unit, and what becomes of them.
+template <int rows>
+struct RowGroup {
+  int first;  // row
+  int most;   // places that one of them sees
+  int seen[rows];
+  alignas(64) float scores[rows * kPlacesAtOnce];
+  int pages() const { return (most + kPage - 1) / kPage; }
+};
+
 // Scales of one page: of keys, then of values.
 template <typename Kv>
 const float* scales_of(const std::uint8_t* block, int head_size) {
   return reinterpret_cast<const float*>(block + Block<Kv>(head_size).scales);
 }
 
-// scores [rows][kPlacesAtOnce]
+// Scores of a group with one page; `fetches` what comes in the next unit.
 template <typename Kv, int rows>
-void score(const Prepared& queries, int head_size, const Unit& unit, float* scores) {
+void score(const Prepared& queries, int head_size, const Unit& unit, int page, bool fetches,
+           RowGroup<rows>& group) {
   const Block<Kv> block(head_size);
-  const Factors factors{queries.words + unit.first * block.columns, block.columns,
-                        block.columns / Kv::width,
-                        Kv::whole ? queries.start + unit.first : nullptr};
-  for (int page = 0; page < unit.pages; ++page) {
-    const Lines lines{{unit.blocks[page]},
-                      {unit.ahead(page)},
-                      {block.key_steps},
-                      1,
-                      kPlaceTiles,
-                      block.key_tile_bytes,
-                      64};
-    sum_rows<typename Kv::Key, rows>(lines, factors, scores + page * kPage, kPlacesAtOnce);
-    if constexpr (Kv::whole) {
-      const float* scales = scales_of<Kv>(unit.blocks[page], head_size);
-      for (int r = 0; r < rows; ++r) {
-        const V of_query = broadcast(queries.scale[unit.first + r]);
-        float* s = scores + r * kPlacesAtOnce + page * kPage;
-        for (int i = 0; i < kPage; i += kLanes) {
-          store(s + i, mul(load(s + i), mul(load(scales + i), of_query)));
-        }
-      }
-    }
-  }
+  const Factors factors{queries.words + group.first * block.columns,
+                        block.columns,
+                        0,
+                        block.columns / Kv::key_width,
+                        Kv::whole ? queries.start + group.first : nullptr,
+                        queries.scale + group.first};
+  const Lines lines{{unit.blocks[page]},
+                    {fetches ? unit.ahead(page) : 0},
+                    {block.key_steps},
+                    1,
+                    kPlaceTiles,
+                    block.key_tile_bytes,
+                    64,
+                    Kv::whole ? scales_of<Kv>(unit.blocks[page], head_size) : nullptr};
+  sum_rows<typename Kv::Key, rows>(lines, factors, group.scores + page * kPage, kPlacesAtOnce);
 }
 
-// Probabilities times the scales of their values times `factor`, as whole numbers.
-inline void whole_products(const V (&p)[kPlaceTiles], const float* scales, float factor,
-                           I (&out)[kPlaceTiles]) {
-  for (int t = 0; t < kPlaceTiles; ++t) {
-    // Scales of places that nobody has written yet may be anything.
-    const V scale = mul(load(scales + t * kTileRows), broadcast(factor));
-    out[t] = to_int(if_greater(p[t], zero(), mul(p[t], scale), zero()));
-  }
-}
-
-// The greatest scale of the values that a row sees; NaN where one is not finite.
-template <typename Kv>
-float greatest_scale(const Unit& unit, int head_size, int seen) {
-  float greatest = 0.0f;
-  for (int page = 0; page < unit.pages; ++page) {
-    const float* scales = scales_of<Kv>(unit.blocks[page], head_size) + kPage;
-    V a[kPlaceTiles];
-    for (int t = 0; t < kPlaceTiles; ++t) {
-      a[t] = keep_seen(load(scales + t * kTileRows), page * kPlaceTiles + t, seen, 0.0f);
-    }
-    const float low = greatest_magnitude(a[0], a[1]), high = greatest_magnitude(a[2], a[3]);
-    const float here = low <= high || high != high ? high : low;
-    greatest = here <= greatest ? greatest : here;
-  }
-  return greatest;
-}
-
-// Softmax of each row over what it sees: maximum and sum to `part`, probabilities as factors to
-// `words` [rows][kPlacesAtOnce], and to `factor` what sums over them are to be multiplied with.
-template <typename Kv, int rows>
-void softmax(const Unit& unit, int head_size, float* scores, std::uint32_t* words, Partial* part,
-             float* factor) {
-  constexpr float lowest = -0x1.fffffep127f;
-  V greatest[rows], total[rows];
-  for (V& x : greatest) x = broadcast(lowest);  // finite, so that -inf - maximum is not NaN
-  for (V& x : total) x = zero();
-  for (int tile = 0; tile < unit.pages * kPlaceTiles; ++tile) {
-    for (int r = 0; r < rows; ++r) {
-      float* const s = scores + r * kPlacesAtOnce + tile * kTileRows;
-      const V seen = keep_seen(load(s), tile, unit.seen[r], -INFINITY);
-      store(s, seen);
-      greatest[r] = max(greatest[r], seen);
-    }
-  }
+// The maximum of what each row sees; scores of what it does not see become -inf.
+template <int rows>
+void find_maxima(RowGroup<rows>& group, Partial* part) {
   for (int r = 0; r < rows; ++r) {
-    part[r].maximum = max(greatest[r]);
-    factor[r] = 1.0f;
-    if constexpr (Kv::whole) {
-      // A probability is at most 1, and with its value's scale at most the greatest scale.
-      const bool same = r > 0 && unit.seen[r] == unit.seen[r - 1];
-      factor[r] = same ? factor[r - 1]
-                       : greatest_scale<Kv>(unit, head_size, unit.seen[r]) / Kv::top_probability;
+    float* const s = group.scores + r * kPlacesAtOnce;
+    V greatest = broadcast(-0x1.fffffep127f);  // finite, so that -inf - maximum is not NaN
+    int tile = 0;
+    for (; tile < group.seen[r] / kTileRows; ++tile) {
+      greatest = max(greatest, load(s + tile * kTileRows));
     }
-  }
-  for (int page = 0; page < unit.pages; ++page) {
-    for (int r = 0; r < rows; ++r) {
-      const int at = r * kPlacesAtOnce + page * kPage;
-      V p[kPlaceTiles];
-      for (int t = 0; t < kPlaceTiles; ++t) {
-        p[t] = exp_not_positive(sub(load(scores + at + t * kTileRows), broadcast(part[r].maximum)));
-      }
-      total[r] = add(total[r], add(add(p[0], p[1]), add(p[2], p[3])));
-      if constexpr (Kv::whole) {
-        const float* scales = scales_of<Kv>(unit.blocks[page], head_size) + kPage;
-        I whole[kPlaceTiles];
-        // A subnormal's reciprocal may be infinite.
-        whole_products(p, scales, factor[r] >= 0x1p-126f ? 1.0f / factor[r] : 0.0f, whole);
-        Kv::Value::prepare(whole, kPage, words + at);
-      } else {
-        Kv::Value::prepare(p, kPage, words + at);
-      }
+    for (; tile < group.pages() * kPlaceTiles; ++tile) {
+      const V seen = keep_seen(load(s + tile * kTileRows), tile, group.seen[r], -INFINITY);
+      store(s + tile * kTileRows, seen);
+      greatest = max(greatest, seen);
     }
+    part[r].maximum = max(greatest);
   }
-  for (int r = 0; r < rows; ++r) part[r].sum = unit.seen[r] == 0 ? 0.0f : sum(total[r]);
 }
 
-// What lies where in the values of a unit, up to the last place that a row sees.
+// Probabilities of a part as factors, and what their sums are to be multiplied with.
 template <typename Kv>
-Lines value_lines(const Unit& unit, int head_size, int most) {
+float prepare_part(const V* p, [[maybe_unused]] const float* scales, std::uint32_t* words) {
+  constexpr int tiles = Kv::part / kTileRows;
+  if constexpr (!Kv::whole) {
+    Kv::Value::prepare(p, Kv::part, words);
+    return 1.0f;
+  } else {
+    V product[tiles];
+    I whole[tiles];
+    float greatest = 0.0f;
+    for (int t = 0; t < tiles; ++t) {
+      // Scales of places that nobody has written yet may be anything.
+      const V scale = load(scales + t * kTileRows);
+      product[t] = if_greater(p[t], zero(), mul(p[t], scale), zero());
+    }
+    static_assert(tiles == 2);
+    greatest = greatest_magnitude(product[0], product[1]);
+    const float factor = greatest < 0x1p-118f ? 0.0f : 255.0f / greatest;  // NaN stays
+    for (int t = 0; t < tiles; ++t) whole[t] = to_int(mul(product[t], broadcast(factor)));
+    Kv::Value::prepare(whole, Kv::part, words);
+    return greatest * (1.0f / 255.0f);
+  }
+}
+
+// Probabilities of a group as factors, in `words` [rows][kPlacesAtOnce], and factors of the sums
+// over each part in `factors` [rows][kMostParts].
+template <typename Kv, int rows>
+void weigh(const Unit& unit, int head_size, const RowGroup<rows>& group, Partial* part,
+           std::uint32_t* words, float* factors) {
+  constexpr int tiles = Kv::part / kTileRows, in_page = kPage / Kv::part;
+  V total[rows];
+  for (V& x : total) x = zero();
+  for (int page = 0; page < group.pages(); ++page) {
+    const float* scales =
+        Kv::whole ? scales_of<Kv>(unit.blocks[page], head_size) + kPage : nullptr;
+    for (int r = 0; r < rows; ++r) {
+      const V maximum = broadcast(part[r].maximum);
+      for (int i = page * in_page; i < (page + 1) * in_page; ++i) {
+        const float* s = group.scores + r * kPlacesAtOnce + i * Kv::part;
+        V p[tiles];
+        for (int t = 0; t < tiles; ++t) {
+          p[t] = exp_not_positive(sub(load(s + t * kTileRows), maximum));
+          total[r] = add(total[r], p[t]);
+        }
+        std::uint32_t* to = words + r * kPlacesAtOnce + i * (Kv::part / Kv::Value::word);
+        factors[r * kMostParts + i] =
+            prepare_part<Kv>(p, Kv::whole ? scales + i % in_page * Kv::part : nullptr, to);
+      }
+    }
+  }
+  for (int r = 0; r < rows; ++r) part[r].sum = group.seen[r] == 0 ? 0.0f : sum(total[r]);
+}
+
+// What lies where in the values of a unit, up to the last place that a group sees.
+template <typename Kv>
+Lines value_lines(const Unit& unit, int head_size, int most, bool fetches) {
+  constexpr int in_page = kPage / Kv::part, steps = Kv::part / Kv::value_width;
   const Block<Kv> block(head_size);
-  Lines lines{{}, {}, {}, unit.pages, block.columns / kTileRows, 64, block.value_step_bytes};
-  for (int page = 0; page < unit.pages; ++page) {
-    const int places = most - page * kPage < kPage ? most - page * kPage : kPage;
-    lines.first[page] = unit.blocks[page] + block.values;
-    lines.ahead[page] = unit.ahead(page);
-    lines.steps[page] = (places + Kv::width - 1) / Kv::width;
+  Lines lines{};
+  lines.parts = (most + Kv::part - 1) / Kv::part;
+  lines.tiles = block.columns / kTileRows;
+  lines.tile_bytes = 64;
+  lines.step_bytes = block.value_step_bytes;
+  for (int i = 0; i < lines.parts; ++i) {
+    const int page = i / in_page, left = (most - i * Kv::part + Kv::value_width - 1) / Kv::value_width;
+    lines.first[i] = unit.blocks[page] + block.values +
+                     static_cast<std::size_t>(i % in_page * steps) * block.value_step_bytes;
+    lines.ahead[i] = fetches ? unit.ahead(page) : 0;
+    lines.steps[i] = left < steps ? left : steps;
   }
   return lines;
 }
@@ -246,30 +250,48 @@ struct Call {
   Partial* out;  // [rows]
 };
 
+// Softmax and values of a group, merged with what came before.
 template <typename Kv, int rows>
-void attend_unit(const Call& call, Unit unit, int first_place) {
-  int most = 0;
-  for (int r = 0; r < rows; ++r) {
-    const int places = call.visible[unit.first + r] - first_place;
-    unit.seen[r] = places < 0 ? 0 : places > unit.pages * kPage ? unit.pages * kPage : places;
-    most = unit.seen[r] > most ? unit.seen[r] : most;
-  }
-  if (most == 0) return;
-  unit.pages = (most + kPage - 1) / kPage;
-
-  alignas(64) float scores[rows * kPlacesAtOnce];
+void mix(const Call& call, const Unit& unit, bool fetches, RowGroup<rows>& group) {
   alignas(64) std::uint32_t words[rows * kPlacesAtOnce];
   alignas(64) float mixed[rows * kMaxHeadSize];
+  float scales[rows * kMostParts];
   const int columns = whole_tiles(call.head_size);
   Partial part[rows];
   for (int r = 0; r < rows; ++r) part[r].mixed = mixed + r * columns;
-  float factor[rows];
-  score<Kv, rows>(call.queries, call.head_size, unit, scores);
-  softmax<Kv, rows>(unit, call.head_size, scores, words, part, factor);
-  const Factors factors{words, kPlacesAtOnce, kPage / Kv::width, nullptr};
-  sum_rows<typename Kv::Value, rows>(value_lines<Kv>(unit, call.head_size, most), factors, mixed,
-                                     columns);
-  merge_rows<rows>(call.out + unit.first, part, factor, call.head_size);
+  find_maxima(group, part);
+  weigh<Kv>(unit, call.head_size, group, part, words, scales);
+  const Factors factors{words,   kPlacesAtOnce, Kv::part / Kv::Value::word, Kv::part / Kv::value_width,
+                        nullptr, scales};
+  sum_rows<typename Kv::Value, rows>(value_lines<Kv>(unit, call.head_size, group.most, fetches),
+                                     factors, mixed, columns);
+  merge_rows<rows>(call.out + group.first, part, call.head_size);
+}
+
+// `count` groups of rows from `first` on, with the pages of a unit; the last rows fetch.
+template <typename Kv, int rows>
+void attend_unit(const Call& call, const Unit& unit, int first, int count, int first_place,
+                 bool fetches) {
+  RowGroup<rows> groups[kGroupsAtOnce];
+  for (int g = 0; g < count; ++g) {
+    RowGroup<rows>& group = groups[g];
+    group.first = first + g * rows;
+    group.most = 0;
+    for (int r = 0; r < rows; ++r) {
+      const int places = call.visible[group.first + r] - first_place;
+      group.seen[r] = places < 0 ? 0 : places > unit.pages * kPage ? unit.pages * kPage : places;
+      group.most = group.seen[r] > group.most ? group.seen[r] : group.most;
+    }
+  }
+  for (int page = 0; page < unit.pages; ++page) {
+    for (int g = 0; g < count; ++g) {
+      if (page >= groups[g].pages()) continue;
+      score<Kv>(call.queries, call.head_size, unit, page, fetches && g + 1 == count, groups[g]);
+    }
+  }
+  for (int g = 0; g < count; ++g) {
+    if (groups[g].most > 0) mix<Kv>(call, unit, fetches && g + 1 == count, groups[g]);
+  }
 }
 
 template <typename Kv>
@@ -280,16 +302,16 @@ void attend_pages(const float* queries, int rows, const std::uint8_t* const* blo
   const Call call{prepared, visible, head_size, out};
   for (int page = 0; page < pages; page += kPagesAtOnce) {
     const int count = pages - page < kPagesAtOnce ? pages - page : kPagesAtOnce;
-    // What comes next is fetched once, by the last rows.
-    Unit unit{blocks + page, count, 0, 0, {}};
-    for (; unit.first + kRowsAtOnce <= rows; unit.first += kRowsAtOnce) {
-      unit.left = unit.first + kRowsAtOnce == rows ? pages + more - page : 0;
-      attend_unit<Kv, kRowsAtOnce>(call, unit, page * kPage);
+    const Unit unit{blocks + page, count, pages + more - page};
+    int row = 0;
+    while (row + kRowsAtOnce <= rows) {
+      const int whole = (rows - row) / kRowsAtOnce;
+      const int groups = whole < kGroupsAtOnce ? whole : kGroupsAtOnce;
+      const int next = row + groups * kRowsAtOnce;
+      attend_unit<Kv, kRowsAtOnce>(call, unit, row, groups, page * kPage, next == rows);
+      row = next;
     }
-    for (; unit.first < rows; ++unit.first) {
-      unit.left = unit.first + 1 == rows ? pages + more - page : 0;
-      attend_unit<Kv, 1>(call, unit, page * kPage);
-    }
+    if (row < rows) attend_unit<Kv, 1>(call, unit, row, rows - row, page * kPage, true);
   }
 }
 
@@ -306,9 +328,9 @@ void attend(KvKind kind, const float* queries, int rows, const std::uint8_t* con
   }
   const int fit = kPreparedWords / whole_tiles(head_size);
   const int most = (fit < kMostPrepared ? fit : kMostPrepared) / kRowsAtOnce * kRowsAtOnce;
-  const auto pages_of = kind == KvKind::f32    ? attend_pages<FloatKv>
-                        : kind == KvKind::bf16 ? attend_pages<PairKv>
-                                               : attend_pages<QuadKv>;
+  const auto pages_of = kind == KvKind::f32     ? attend_pages<FloatKv>
+                        : kind == KvKind::int16 ? attend_pages<PairKv>
+                                                : attend_pages<QuadKv>;
   for (int first = 0; first < rows; first += most) {
     const int count = rows - first < most ? rows - first : most;
     pages_of(queries + first * head_size, count, blocks, pages, more, visible + first, head_size,

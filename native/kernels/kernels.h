@@ -90,7 +90,8 @@ struct QuantizedRows {
 // ---------------------------------------------------------------------------------------------
 // KV cache
 
-enum class KvKind : std::uint8_t { f32 = 0, bf16 = 1, int8 = 2 };
+// int16 holds keys in 16 bits and values in 8, int8 both in 8; each with one scale a place.
+enum class KvKind : std::uint8_t { f32 = 0, int16 = 1, int8 = 2 };
 
 constexpr int kPage = 64;          // token places of a page
 constexpr int kMaxHeadSize = 256;  // the integer sums of int8 fit 32 bits up to here
@@ -98,9 +99,9 @@ constexpr int kMaxHeadSize = 256;  // the integer sums of int8 fit 32 bits up to
 // One page of one kv head: a block of keys, then a block of values. D is the head size, even and
 // at most kMaxHeadSize; C is D rounded up to whole tiles of 16.
 //   f32   keys [4 tiles][D][16 places] float             values [64 places][C] float
-//   bf16  keys [4 tiles][D/2][16 places][2 d] bf16       values [32 pairs][C][2 places] bf16
+//   int16 keys [4 tiles][D/2][16 places][2 d] int16      values [16 quads][C][4 places] int8
 //   int8  keys [4 tiles][D/4][16 places][4 d] q + 128    values [16 quads][C][4 places] int8
-//         (D/4 rounded up), then 64 float scales of keys, one a place, and 64 of values
+//         (D/4 rounded up); then 64 float scales of keys, one a place, and 64 of values
 // A tile is 16 places, so that one 64-byte line of keys serves 16 scores and one line of values 16
 // sums. The memory of a new block must hold finite numbers (zeros, or another sequence's values).
 std::size_t kv_block_bytes(KvKind kind, int head_size);  // keys + values, a multiple of 64

@@ -19,6 +19,10 @@ inline V scale_unless_below(V p, V n, V x, float lowest) {
 }
 inline B hold_line(const std::uint8_t* p) { return load_bytes(p); }
 
+// The low bytes of 16 factors.
+inline void store_bytes(std::uint8_t* p, I a) {
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<std::uint8_t>(a.lane[i]);
+}
 // The two bytes of 16 factors; `carry` is added before the high one is taken.
 inline void store_terms(std::uint8_t* high, std::uint8_t* low, I x, I carry) {
   for (int i = 0; i < kLanes; ++i) {

@@ -2,7 +2,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -58,6 +60,13 @@ struct Partials {
       records[r].sum = sums.data()[r];
     }
   }
+  void empty(std::size_t size) {
+    for (Partial& record : records) {
+      record.maximum = -std::numeric_limits<float>::infinity();
+      record.sum = 0;
+      std::fill_n(record.mixed, size, 0.0f);
+    }
+  }
   Arrays finish() {
     for (std::size_t r = 0; r < records.size(); ++r) {
       maximum[r] = records[r].maximum;
@@ -96,6 +105,7 @@ Arrays attend(const std::string& isa, const std::string& kind_name, const In<flo
   Partials out(rows, size);
   const Kernels& table = table_of(isa);
   for (int i = 0; i < repeats; ++i) {
+    out.empty(size);
     table.attend(kind, queries.data(), static_cast<int>(rows), pages.data(),
                  static_cast<int>(pages.size()), 0, visible.data(), static_cast<int>(size),
                  out.records.data());

@@ -6,6 +6,12 @@
 #include "engine/pass.h"
 
 namespace smollm2 {
+namespace {
+
+constexpr int kMostPages = 4 * kChunkPages;  // of one call
+constexpr double kLog2E = 1.44269504088896340736;  // the kernels' softmax has base 2
+
+}  // namespace
 
 // The query heads of one token that share a kv head, rotated and scaled, to `to` [H/K, D].
 void Pass::turn_queries(const Block& block, int token, float* to) const {
@@ -13,7 +19,7 @@ void Pass::turn_queries(const Block& block, int token, float* to) const {
   const float* from = qkv_row(token, block.head * group * size);
   const auto angle =
       static_cast<std::size_t>(in_.batch.positions[token]) * static_cast<std::size_t>(size / 2);
-  const float factor = static_cast<float>(1 / std::sqrt(static_cast<double>(size)));
+  const float factor = static_cast<float>(kLog2E / std::sqrt(static_cast<double>(size)));
   std::memcpy(to, from, static_cast<std::size_t>(group * size) * sizeof(float));
   for (int head = 0; head < group; ++head) {
     kernels_.rope(to + head * size, in_.batch.cosines + angle, in_.batch.sines + angle, size);
@@ -50,13 +56,12 @@ void Pass::store(const Worker& w, int layer) {
   }
 }
 
-// How many places of a chunk each query row sees.
-void Pass::see(const Block& block, int chunk, std::vector<int>& visible) const {
-  constexpr int places = kChunkPages * kPage;
+// How many places of the pages from the first of a chunk on each query row sees.
+void Pass::see(const Block& block, int chunk, int pages, std::vector<int>& visible) const {
   const int group = shape_.group();
   for (int i = 0; i < block.count; ++i) {
     const int last = block.place(block.first + i);
-    const int seen = std::clamp(last + 1 - chunk * places, 0, places);
+    const int seen = std::clamp(last + 1 - chunk * kChunkPages * kPage, 0, pages * kPage);
     std::fill_n(visible.begin() + i * group, group, seen);
   }
 }
@@ -85,15 +90,19 @@ void Pass::fetch(const Worker& w, int layer) const {
   for (int i = 0; i < count; ++i) kernels_.fetch(blocks[i], in_.cache.block_bytes());
 }
 
-void Pass::attend_chunk(const Worker& w, const Piece& piece, int chunk, int layer,
-                        const float* queries, Partial* out) {
+// Merges chunks [first, last) of a piece into partials.
+void Pass::attend_chunks(const Worker& w, const Piece& piece, int first, int last, int layer,
+                         const float* queries, Partial* out) {
   const Block& block = in_.plan.blocks[static_cast<std::size_t>(piece.block)];
-  const std::uint8_t* blocks[kChunkPages + kBlocksAhead];
-  const int pages = std::min(kChunkPages, block.pages() - chunk * kChunkPages);
-  const int all = blocks_from(w, &piece, chunk, layer, pages + kBlocksAhead, blocks);
-  see(block, chunk, w.own.visible);
-  kernels_.attend(in_.cache.kind(), queries, block.count * shape_.group(), blocks, pages,
-                  all - pages, w.own.visible.data(), shape_.head_size, out);
+  const std::uint8_t* blocks[kMostPages + kBlocksAhead];
+  for (int chunk = first; chunk < last; chunk += kMostPages / kChunkPages) {
+    const int end = std::min(block.pages(), last * kChunkPages);
+    const int pages = std::min(kMostPages, end - chunk * kChunkPages);
+    const int all = blocks_from(w, &piece, chunk, layer, pages + kBlocksAhead, blocks);
+    see(block, chunk, pages, w.own.visible);
+    kernels_.attend(in_.cache.kind(), queries, block.count * shape_.group(), blocks, pages,
+                    all - pages, w.own.visible.data(), shape_.head_size, out);
+  }
 }
 
 const float* Pass::queries_of(const Worker& w, const Block& block, bool last, int layer) {
@@ -119,23 +128,18 @@ void Pass::attend_piece(const Worker& w, const Piece& piece, int layer) {
   const auto rows = static_cast<std::size_t>(block.count * shape_.group());
   const bool last = piece.last == chunks_of(block);
   const float* queries = queries_of(w, block, last, layer);
-  if (piece.shared >= 0) {
-    const Shared& shared = in_.plan.shared[static_cast<std::size_t>(piece.shared)];
-    for (int chunk = piece.first; chunk < piece.last; ++chunk) {
-      const std::size_t at = shared.rows_before + rows * static_cast<std::size_t>(chunk);
-      attend_chunk(w, piece, chunk, layer, queries, shared_.partials.at(at));
-    }
-    return merge_shared(w, piece);
+  if (piece.shared < 0) {
+    w.own.total.empty(0, rows);
+    attend_chunks(w, piece, 0, piece.last, layer, queries, w.own.total.at(0));
+    return finish(block, w.own.total.at(0));
   }
-  attend_chunk(w, piece, 0, layer, queries, w.own.total.at(0));
-  for (int chunk = 1; chunk < piece.last; ++chunk) {
-    attend_chunk(w, piece, chunk, layer, queries, w.own.part.at(0));
-    for (std::size_t r = 0; r < rows; ++r) {
-      if (w.own.visible[r] == 0) continue;
-      kernels_.merge(*w.own.total.at(r), *w.own.part.at(r), shape_.head_size);
-    }
+  const Shared& shared = in_.plan.shared[static_cast<std::size_t>(piece.shared)];
+  for (int chunk = piece.first; chunk < piece.last; ++chunk) {
+    const std::size_t at = shared.rows_before + rows * static_cast<std::size_t>(chunk);
+    shared_.partials.empty(at, rows);
+    attend_chunks(w, piece, chunk, chunk + 1, layer, queries, shared_.partials.at(at));
   }
-  finish(block, w.own.total.at(0));
+  merge_shared(w, piece);
 }
 
 // Merges all chunks in order, if this worker is the last of those that share the block.
@@ -148,7 +152,7 @@ void Pass::merge_shared(const Worker& w, const Piece& piece) {
   const auto rows = static_cast<std::size_t>(block.count * shape_.group());
   Partial* total = shared_.partials.at(shared.rows_before);
   for (int chunk = 1; chunk < chunks_of(block); ++chunk) {
-    see(block, chunk, w.own.visible);
+    see(block, chunk, kChunkPages, w.own.visible);
     const Partial* part =
         shared_.partials.at(shared.rows_before + rows * static_cast<std::size_t>(chunk));
     for (std::size_t r = 0; r < rows; ++r) {

@@ -54,18 +54,17 @@ inline V keep_seen(V a, int tile, int seen, float rest) {
   return if_greater(broadcast(static_cast<float>(here)), load(kLaneNumbers), a, broadcast(rest));
 }
 
-// e^x for x <= 0, off by less than 2e-7; 0 below -87.3, so that nothing is subnormal.
+// 2^x for x <= 0, off by less than 2e-7; 0 below -126, so that nothing is subnormal.
 // 2^r - 1 = r q(r): q fitted for the least greatest relative error of 2^r over |r| <= 1/2.
-inline V exp_not_positive(V x) {
-  const V exponent = mul(x, broadcast(0x1.715476p+0f));
-  const V n = round(exponent);
-  const V r = sub(exponent, n);
+inline V power_not_positive(V x) {
+  const V n = round(x);
+  const V r = sub(x, n);
   V q = broadcast(0x1.5bba14p-10f);
   q = fma(q, r, broadcast(0x1.3cea88p-7f));
   q = fma(q, r, broadcast(0x1.c6b752p-5f));
   q = fma(q, r, broadcast(0x1.ebf9bcp-3f));
   q = fma(q, r, broadcast(0x1.62e42ap-1f));
-  return scale_unless_below(fma(q, r, broadcast(1.0f)), n, x, -87.3f);
+  return scale_unless_below(fma(q, r, broadcast(1.0f)), n, x, -126.0f);
 }
 
 // total[r] merged with part[r] where the part is not empty.
@@ -76,7 +75,7 @@ void merge_rows(Partial* total, const Partial* part, int head_size) {
     const float rise = part[r].maximum - total[r].maximum;  // +inf where the total is empty
     fall[r] = rise > 0.0f ? -rise : rise;
   }
-  store(fall, exp_not_positive(load(fall)));
+  store(fall, power_not_positive(load(fall)));
   for (int r = 0; r < rows; ++r) {
     if (part[r].sum == 0.0f) continue;
     const bool rises = part[r].maximum > total[r].maximum;
@@ -144,8 +143,8 @@ void score(const Prepared& queries, int head_size, const Unit& unit, int page, b
                     {block.key_steps},
                     1,
                     kPlaceTiles,
-                    block.key_tile_bytes,
                     64,
+                    kKeyStepBytes,
                     Kv::whole ? scales_of<Kv>(unit.blocks[page], head_size) : nullptr};
   sum_rows<typename Kv::Key, rows>(lines, factors, group.scores + page * kPage, kPlacesAtOnce);
 }
@@ -169,58 +168,69 @@ void find_maxima(RowGroup<rows>& group, Partial* part) {
   }
 }
 
-// Probabilities of a part as factors, and what their sums are to be multiplied with.
+// Probabilities of a row times the scales of their values, 32 together in 8 bits: what the sums over
+// each part are to be multiplied with goes to `factors`.
 template <typename Kv>
-float prepare_part(const V* p, [[maybe_unused]] const float* scales, std::uint32_t* words) {
+V round_probabilities(const Unit& unit, int head_size, float* scores, V maximum, int seen,
+                      std::uint32_t* words, float* factors) {
   constexpr int tiles = Kv::part / kTileRows;
-  if constexpr (!Kv::whole) {
-    Kv::Value::prepare(p, Kv::part, words);
-    return 1.0f;
-  } else {
+  static_assert(tiles == 2);
+  const int parts = (seen + kPage - 1) / kPage * (kPage / Kv::part);
+  V total = zero(), greatest[kMostParts];
+  for (V& x : greatest) x = zero();
+  for (int i = 0; i < parts; ++i) {
+    const float* scales = scales_of<Kv>(unit.blocks[i / 2], head_size) + kPage + i % 2 * Kv::part;
     V product[tiles];
-    I whole[tiles];
-    float greatest = 0.0f;
     for (int t = 0; t < tiles; ++t) {
+      float* const s = scores + i * Kv::part + t * kTileRows;
+      const V p = power_not_positive(sub(load(s), maximum));
+      total = add(total, p);
       // Scales of places that nobody has written yet may be anything.
-      const V scale = load(scales + t * kTileRows);
-      product[t] = if_greater(p[t], zero(), mul(p[t], scale), zero());
+      product[t] = keep_seen(mul(p, load(scales + t * kTileRows)), i * tiles + t, seen, 0.0f);
+      store(s, product[t]);
     }
-    static_assert(tiles == 2);
-    greatest = greatest_magnitude(product[0], product[1]);
-    const float factor = greatest < 0x1p-118f ? 0.0f : 255.0f / greatest;  // NaN stays
-    for (int t = 0; t < tiles; ++t) whole[t] = to_int(mul(product[t], broadcast(factor)));
-    Kv::Value::prepare(whole, Kv::part, words);
-    return greatest * (1.0f / 255.0f);
+    greatest[i] = greater_bits(product[0], product[1]);
   }
+  float inverse[kLanes];
+  const V most = maxima(greatest);
+  store(factors, mul(most, broadcast(1.0f / 255.0f)));
+  // 0 where a reciprocal may be infinite; NaN stays.
+  store(inverse, if_greater(broadcast(0x1p-118f), most, zero(), div(broadcast(255.0f), most)));
+  for (int i = 0; i < parts; ++i) {
+    I whole[tiles];
+    for (int t = 0; t < tiles; ++t) {
+      const V product = load(scores + i * Kv::part + t * kTileRows);
+      whole[t] = to_int(mul(product, broadcast(inverse[i])));
+    }
+    Kv::Value::prepare(whole, Kv::part, words + i * (Kv::part / Kv::Value::word));
+  }
+  return total;
 }
 
 // Probabilities of a group as factors, in `words` [rows][kPlacesAtOnce], and factors of the sums
-// over each part in `factors` [rows][kMostParts].
+// over each part in `factors` [rows][kLanes].
 template <typename Kv, int rows>
-void weigh(const Unit& unit, int head_size, const RowGroup<rows>& group, Partial* part,
+void weigh(const Unit& unit, int head_size, RowGroup<rows>& group, Partial* part,
            std::uint32_t* words, float* factors) {
-  constexpr int tiles = Kv::part / kTileRows, in_page = kPage / Kv::part;
-  V total[rows];
-  for (V& x : total) x = zero();
-  for (int page = 0; page < group.pages(); ++page) {
-    const float* scales =
-        Kv::whole ? scales_of<Kv>(unit.blocks[page], head_size) + kPage : nullptr;
-    for (int r = 0; r < rows; ++r) {
-      const V maximum = broadcast(part[r].maximum);
-      for (int i = page * in_page; i < (page + 1) * in_page; ++i) {
-        const float* s = group.scores + r * kPlacesAtOnce + i * Kv::part;
-        V p[tiles];
-        for (int t = 0; t < tiles; ++t) {
-          p[t] = exp_not_positive(sub(load(s + t * kTileRows), maximum));
-          total[r] = add(total[r], p[t]);
-        }
-        std::uint32_t* to = words + r * kPlacesAtOnce + i * (Kv::part / Kv::Value::word);
-        factors[r * kMostParts + i] =
-            prepare_part<Kv>(p, Kv::whole ? scales + i % in_page * Kv::part : nullptr, to);
+  for (int r = 0; r < rows; ++r) {
+    float* const scores = group.scores + r * kPlacesAtOnce;
+    std::uint32_t* const to = words + r * kPlacesAtOnce;
+    const V maximum = broadcast(part[r].maximum);
+    V total = zero();
+    if constexpr (Kv::whole) {
+      // Factors of what this row does not see, but another one does, are zeros.
+      std::memset(to, 0, static_cast<std::size_t>(group.pages() * (kPage / Kv::Value::word)) * 4);
+      total = round_probabilities<Kv>(unit, head_size, scores, maximum, group.seen[r], to,
+                                      factors + r * kLanes);
+    } else {
+      for (int i = 0; i < group.pages() * kPage; i += kLanes) {
+        const V p = power_not_positive(sub(load(scores + i), maximum));
+        total = add(total, p);
+        Kv::Value::prepare(&p, kLanes, to + i);
       }
     }
+    part[r].sum = group.seen[r] == 0 ? 0.0f : sum(total);
   }
-  for (int r = 0; r < rows; ++r) part[r].sum = group.seen[r] == 0 ? 0.0f : sum(total[r]);
 }
 
 // What lies where in the values of a unit, up to the last place that a group sees.
@@ -255,7 +265,7 @@ template <typename Kv, int rows>
 void mix(const Call& call, const Unit& unit, bool fetches, RowGroup<rows>& group) {
   alignas(64) std::uint32_t words[rows * kPlacesAtOnce];
   alignas(64) float mixed[rows * kMaxHeadSize];
-  float scales[rows * kMostParts];
+  float scales[rows * kLanes];
   const int columns = whole_tiles(call.head_size);
   Partial part[rows];
   for (int r = 0; r < rows; ++r) part[r].mixed = mixed + r * columns;
@@ -321,11 +331,6 @@ void fetch(const std::uint8_t* memory, std::size_t bytes) {
 
 void attend(KvKind kind, const float* queries, int rows, const std::uint8_t* const* blocks,
             int pages, int more, const int* visible, int head_size, Partial* out) {
-  for (int r = 0; r < rows; ++r) {
-    out[r].maximum = -INFINITY;
-    out[r].sum = 0.0f;
-    std::memset(out[r].mixed, 0, sizeof(float) * static_cast<std::size_t>(head_size));
-  }
   const int fit = kPreparedWords / whole_tiles(head_size);
   const int most = (fit < kMostPrepared ? fit : kMostPrepared) / kRowsAtOnce * kRowsAtOnce;
   const auto pages_of = kind == KvKind::f32     ? attend_pages<FloatKv>

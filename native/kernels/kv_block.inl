@@ -65,18 +65,19 @@ struct QuadKv {
   static float top_query(int) { return 32512.0f; }
 };
 
+constexpr std::size_t kKeyStepBytes = kPlaceTiles * 64;
+
 // Where the parts of a block lie.
 template <typename Kv>
 struct Block {
   explicit Block(int head_size)
       : key_steps((head_size + Kv::key_width - 1) / Kv::key_width),
         columns(whole_tiles(head_size)),
-        key_tile_bytes(static_cast<std::size_t>(key_steps) * 64),
         value_step_bytes(static_cast<std::size_t>(columns) * 4),
-        values(kPlaceTiles * key_tile_bytes),
+        values(static_cast<std::size_t>(key_steps) * kKeyStepBytes),
         scales(values + kPage / Kv::value_width * value_step_bytes) {}
   int key_steps, columns;
-  std::size_t key_tile_bytes, value_step_bytes, values, scales;
+  std::size_t value_step_bytes, values, scales;
 };
 
 // A row [size] as vectors, the last one padded with zeros; returns the size of all.
@@ -109,18 +110,17 @@ void round_row(const V* x, int count, Scale scale, I* out) {
   }
 }
 
-// The words of a key, one to each line of its tile.
+// The words of a key, each among those of the page's other places.
 template <typename Word>
-void scatter_key(std::uint8_t* tile, int place, const Word* key, int steps) {
-  auto* to = reinterpret_cast<Word*>(tile) + place % kTileRows;
-  for (int step = 0; step < steps; ++step) to[step * kTileRows] = key[step];
+void scatter_key(std::uint8_t* keys, int place, const Word* key, int steps) {
+  auto* to = reinterpret_cast<Word*>(keys) + place;
+  for (int step = 0; step < steps; ++step) to[step * kPage] = key[step];
 }
 
 void write_floats(std::uint8_t* block, int place, const float* key, const float* value,
                   int head_size) {
   const Block<FloatKv> parts(head_size);
-  const auto tile = static_cast<std::size_t>(place / kTileRows);
-  scatter_key(block + tile * parts.key_tile_bytes, place, key, head_size);
+  scatter_key(block, place, key, head_size);
   std::memcpy(block + parts.values + static_cast<std::size_t>(place) * parts.value_step_bytes,
               value, sizeof(float) * static_cast<std::size_t>(head_size));
 }
@@ -147,7 +147,6 @@ void write_whole(std::uint8_t* block, int place, const float* key, const float* 
   Scale scale = scale_to(Kv::top_key(head_size), x, count);
   scales[0] = scale.inverse;
   round_row(x, count, scale, whole);
-  std::uint8_t* tile = block + static_cast<std::size_t>(place / kTileRows) * parts.key_tile_bytes;
   // Whole words: a head size that is no multiple of the width is filled up with zeros.
   for (int i = 0; i < count; i += kLanes) {
     if constexpr (Kv::key_width == 2) {
@@ -159,7 +158,7 @@ void write_whole(std::uint8_t* block, int place, const float* key, const float* 
   }
   std::uint32_t words[kMaxHeadSize];
   std::memcpy(words, bytes, static_cast<std::size_t>(parts.key_steps) * 4);
-  scatter_key(tile, place, words, parts.key_steps);
+  scatter_key(block, place, words, parts.key_steps);
 
   load_row(value, head_size, x);
   scale = scale_to(127.0f, x, count);

@@ -1,7 +1,6 @@
 // Sums of lines of keys or values times factors, 16 side by side. A sum has one accumulator and a
 // fixed order, so that its bits do not depend on the rows and tiles that are computed beside it.
 
-constexpr int kPagesAtOnce = kBlocksAhead;  // pages with one softmax: its slow steps are rarer
 constexpr int kPlacesAtOnce = kPagesAtOnce * kPage;
 constexpr int kMostParts = 2 * kPagesAtOnce;
 
@@ -28,7 +27,7 @@ struct Factors {
   int part;                   // words from a part to the next
   int steps;                  // that a part was prepared for
   const std::int32_t* start;  // [rows], where the integer sums begin; nullptr: at 0
-  const float* scales;        // [rows][parts] of Dot::scaled, [rows] where the lanes have scales
+  const float* scales;        // [rows][kLanes], of the parts of Dot::scaled, [rows] where the lanes have scales
 };
 
 // Adds the lines of one part to acc[r][t].
@@ -79,7 +78,7 @@ void sum_tiles(const Lines& lines, int first, const Factors& factors, float* out
     }
     if constexpr (Dot::scaled) {
       for (int r = 0; r < rows; ++r) {
-        const V scale = broadcast(factors.scales[r * kMostParts + part]);
+        const V scale = broadcast(factors.scales[r * kLanes + part]);
         for (int t = 0; t < tiles; ++t) {
           total[r][t] = fma(Dot::end(acc[r][t]), scale, total[r][t]);
         }

@@ -13,6 +13,20 @@ inline V scale_unless_below(V p, V n, V x, float lowest) {
   return if_greater(broadcast(lowest), x, zero(), mul(p, power_of_two(to_int(n))));
 }
 
+// Of lanes that are not negative, the greater; NaN counts as greater than infinity.
+inline __m256 greater_bits(__m256 a, __m256 b) {
+  return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+inline V greater_bits(V a, V b) {
+  return {greater_bits(a.low, b.low), greater_bits(a.high, b.high)};
+}
+// Lane i: the greatest lane of x[i], in that sense; the others are 0.
+inline V maxima(const V (&x)[8]) {
+  float out[kLanes] = {};
+  for (int i = 0; i < 8; ++i) out[i] = greatest_magnitude(x[i], zero());
+  return load(out);
+}
+
 // Lines are [16 lanes][2] int16, factors int16. Exact as long as the whole sum fits 32 bits.
 struct PairDot {
   static constexpr int tiles = 2;  // whose sums lie in registers together

@@ -12,6 +12,31 @@ inline V scale_unless_below(V p, V n, V x, float lowest) {
   return {_mm512_maskz_scalef_ps(kept, p.v, n.v)};
 }
 
+// Of lanes that are not negative, the greater; NaN counts as greater than infinity.
+inline V greater_bits(V a, V b) {
+  return {_mm512_castsi512_ps(
+      _mm512_max_epi32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
+}
+// Lane i: the greatest lane of x[i], in that sense; the others repeat. A tree that halves pairs of
+// vectors together.
+inline V maxima(const V (&x)[8]) {
+  V two[4], four[2];
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = x[2 * i].v, b = x[2 * i + 1].v;
+    two[i] = greater_bits({_mm512_unpacklo_ps(a, b)}, {_mm512_unpackhi_ps(a, b)});
+  }
+  for (int i = 0; i < 2; ++i) {
+    const __m512d a = _mm512_castps_pd(two[2 * i].v), b = _mm512_castps_pd(two[2 * i + 1].v);
+    four[i] = greater_bits({_mm512_castpd_ps(_mm512_unpacklo_pd(a, b))},
+                           {_mm512_castpd_ps(_mm512_unpackhi_pd(a, b))});
+  }
+  // Quarters of both: 0 and 2 beside 1 and 3, then those beside each other.
+  const V half = greater_bits({_mm512_shuffle_f32x4(four[0].v, four[1].v, 0x88)},
+                              {_mm512_shuffle_f32x4(four[0].v, four[1].v, 0xdd)});
+  const V whole = greater_bits(half, {_mm512_shuffle_f32x4(half.v, half.v, 0xb1)});
+  return {_mm512_shuffle_f32x4(whole.v, whole.v, 0x88)};
+}
+
 // Loads a line once: GCC would rather load it again for each row.
 inline B hold_line(const std::uint8_t* p) {
   B line = load_bytes(p);

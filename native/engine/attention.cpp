@@ -8,7 +8,7 @@
 namespace smollm2 {
 namespace {
 
-constexpr int kMostPages = 4 * kChunkPages;  // of one call
+constexpr int kMostPages = 4 * kChunkPages;        // of one call
 constexpr double kLog2E = 1.44269504088896340736;  // the kernels' softmax has base 2
 
 }  // namespace

@@ -138,14 +138,11 @@ void score(const Prepared& queries, int head_size, const Unit& unit, int page, b
                         block.columns / Kv::key_width,
                         Kv::whole ? queries.start + group.first : nullptr,
                         queries.scale + group.first};
-  const Lines lines{{unit.blocks[page]},
-                    {fetches ? unit.ahead(page) : 0},
-                    {block.key_steps},
-                    1,
-                    kPlaceTiles,
-                    64,
-                    kKeyStepBytes,
-                    Kv::whole ? scales_of<Kv>(unit.blocks[page], head_size) : nullptr};
+  const Lines lines{
+      {unit.blocks[page]}, {fetches ? unit.ahead(page) : 0},
+      {block.key_steps},   1,
+      kPlaceTiles,         64,
+      kKeyStepBytes,       Kv::whole ? scales_of<Kv>(unit.blocks[page], head_size) : nullptr};
   sum_rows<typename Kv::Key, rows>(lines, factors, group.scores + page * kPage, kPlacesAtOnce);
 }
 
@@ -168,8 +165,8 @@ void find_maxima(RowGroup<rows>& group, Partial* part) {
   }
 }
 
-// Probabilities of a row times the scales of their values, 32 together in 8 bits: what the sums over
-// each part are to be multiplied with goes to `factors`.
+// Probabilities of a row times the scales of their values, 32 together in 8 bits: what the sums
+// over each part are to be multiplied with goes to `factors`.
 template <typename Kv>
 V round_probabilities(const Unit& unit, int head_size, float* scores, V maximum, int seen,
                       std::uint32_t* words, float* factors) {
@@ -244,7 +241,8 @@ Lines value_lines(const Unit& unit, int head_size, int most, bool fetches) {
   lines.tile_bytes = 64;
   lines.step_bytes = block.value_step_bytes;
   for (int i = 0; i < lines.parts; ++i) {
-    const int page = i / in_page, left = (most - i * Kv::part + Kv::value_width - 1) / Kv::value_width;
+    const int page = i / in_page,
+              left = (most - i * Kv::part + Kv::value_width - 1) / Kv::value_width;
     lines.first[i] = unit.blocks[page] + block.values +
                      static_cast<std::size_t>(i % in_page * steps) * block.value_step_bytes;
     lines.ahead[i] = fetches ? unit.ahead(page) : 0;
@@ -271,8 +269,9 @@ void mix(const Call& call, const Unit& unit, bool fetches, RowGroup<rows>& group
   for (int r = 0; r < rows; ++r) part[r].mixed = mixed + r * columns;
   find_maxima(group, part);
   weigh<Kv>(unit, call.head_size, group, part, words, scales);
-  const Factors factors{words,   kPlacesAtOnce, Kv::part / Kv::Value::word, Kv::part / Kv::value_width,
-                        nullptr, scales};
+  const Factors factors{
+      words,   kPlacesAtOnce, Kv::part / Kv::Value::word, Kv::part / Kv::value_width,
+      nullptr, scales};
   sum_rows<typename Kv::Value, rows>(value_lines<Kv>(unit, call.head_size, group.most, fetches),
                                      factors, mixed, columns);
   merge_rows<rows>(call.out + group.first, part, call.head_size);

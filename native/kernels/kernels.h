@@ -109,7 +109,8 @@ std::size_t kv_block_bytes(KvKind kind, int head_size);  // keys + values, a mul
 constexpr int kPagesAtOnce = 4;             // pages with one softmax: its slow steps are rarer
 constexpr int kBlocksAhead = kPagesAtOnce;  // blocks that are fetched before their turn
 
-// Running softmax in base 2 of one query row: maximum, sum, and the mixed values [D] (not normalised).
+// Running softmax in base 2 of one query row: maximum, sum, and the mixed values [D] (not
+// normalised).
 struct Partial {
   float maximum;
   float sum;
@@ -149,10 +150,10 @@ struct Kernels {
   // Store one key and one value [D] (after RoPE) at place `place` (0 ... 63) of a block.
   void (*kv_write)(KvKind kind, std::uint8_t* block, int place, const float* key,
                    const float* value, int head_size);
-  // `rows` queries [rows][D], already scaled by log2(e)/sqrt(D), against `pages` blocks in order. Query r
-  // sees the first visible[r] places of these pages (0: none). kPagesAtOnce pages at a time,
-  // maximum, powers, sum and mix are merged into out[r] in order; out[r] is what came before, or
-  // empty (-inf, 0, zeros). `blocks` has `more` blocks after these, which the caller wants next:
+  // `rows` queries [rows][D], already scaled by log2(e)/sqrt(D), against `pages` blocks in order.
+  // Query r sees the first visible[r] places of these pages (0: none). kPagesAtOnce pages at a
+  // time, maximum, powers, sum and mix are merged into out[r] in order; out[r] is what came before,
+  // or empty (-inf, 0, zeros). `blocks` has `more` blocks after these, which the caller wants next:
   // they are fetched meanwhile.
   void (*attend)(KvKind kind, const float* queries, int rows, const std::uint8_t* const* blocks,
                  int pages, int more, const int* visible, int head_size, Partial* out);

@@ -153,7 +153,8 @@ void write_whole(std::uint8_t* block, int place, const float* key, const float* 
       store_int16(reinterpret_cast<std::int16_t*>(bytes) + i, whole[i / kLanes]);
     } else {
       store_int8(reinterpret_cast<std::int8_t*>(bytes) + i, whole[i / kLanes]);
-      for (int lane = 0; lane < kLanes; ++lane) bytes[i + lane] ^= static_cast<std::uint8_t>(Kv::offset);
+      for (int lane = 0; lane < kLanes; ++lane)
+        bytes[i + lane] ^= static_cast<std::uint8_t>(Kv::offset);
     }
   }
   std::uint32_t words[kMaxHeadSize];

@@ -27,7 +27,8 @@ struct Factors {
   int part;                   // words from a part to the next
   int steps;                  // that a part was prepared for
   const std::int32_t* start;  // [rows], where the integer sums begin; nullptr: at 0
-  const float* scales;        // [rows][kLanes], of the parts of Dot::scaled, [rows] where the lanes have scales
+  const float*
+      scales;  // [rows][kLanes], of the parts of Dot::scaled, [rows] where the lanes have scales
 };
 
 // Adds the lines of one part to acc[r][t].

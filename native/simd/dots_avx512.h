@@ -14,8 +14,8 @@ inline V scale_unless_below(V p, V n, V x, float lowest) {
 
 // Of lanes that are not negative, the greater; NaN counts as greater than infinity.
 inline V greater_bits(V a, V b) {
-  return {_mm512_castsi512_ps(
-      _mm512_max_epi32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
+  return {
+      _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
 }
 // Lane i: the greatest lane of x[i], in that sense; the others repeat. A tree that halves pairs of
 // vectors together.

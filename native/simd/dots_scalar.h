@@ -19,7 +19,8 @@ inline V scale_unless_below(V p, V n, V x, float lowest) {
 }
 // Of lanes that are not negative, the greater; NaN counts as greater than infinity.
 inline V greater_bits(V a, V b) {
-  return lanes<V>([&](int i) { return bits_of(a.lane[i]) > bits_of(b.lane[i]) ? a.lane[i] : b.lane[i]; });
+  return lanes<V>(
+      [&](int i) { return bits_of(a.lane[i]) > bits_of(b.lane[i]) ? a.lane[i] : b.lane[i]; });
 }
 // Lane i: the greatest lane of x[i], in that sense; the others are 0.
 inline V maxima(const V (&x)[8]) {

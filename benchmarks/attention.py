@@ -1,6 +1,6 @@
 """How fast attention over cached keys and values is on one core, in cycles.
 
-    python benchmarks/attention.py [--isa avx512 avx2] [--kinds bf16 int8] [--repeats 20]
+    python benchmarks/attention.py [--isa avx512 avx2] [--kinds int16 int8] [--repeats 20]
 
 For each kind of cache: cycles for one query head and one position, both products and the softmax.
 "decode" is one token of 3 query heads that share a kv head (1: every head has its own), "prefill"
@@ -23,7 +23,7 @@ from smollm2 import _native
 
 PAGE = 64
 SIZE = 64
-KINDS = ("f32", "bf16", "int8")
+KINDS = ("f32", "int16", "int8")
 CASES = {
     "decode 3, 512": (3, 512),
     "decode 3, 4096": (3, 4096),

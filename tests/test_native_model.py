@@ -42,7 +42,7 @@ def test_tokens_of_a_sequence_must_lie_side_by_side() -> None:
     ("options", "message"),
     [
         ({"quant": "q5"}, "quant='q5' is not known: choose from f32, bf16, q16, q8, q4"),
-        ({"kv": "q8"}, "kv='q8' is not known: choose from f32, bf16, int8"),
+        ({"kv": "q8"}, "kv='q8' is not known: choose from f32, int16, int8"),
         ({"threads": 0}, "threads=0 is not in 1 … 256"),
         ({"threads": 257}, "threads=257 is not in"),
     ],

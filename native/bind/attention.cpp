@@ -2,7 +2,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -24,10 +26,10 @@ void need(bool holds, const std::string& message) {
 
 KvKind kv_kind_of(const std::string& name) {
   if (name == "f32") return KvKind::f32;
-  if (name == "bf16") return KvKind::bf16;
+  if (name == "int16") return KvKind::int16;
   if (name == "int8") return KvKind::int8;
   throw std::invalid_argument("unknown kind of KV cache '" + name +
-                              "': choose from f32, bf16, int8");
+                              "': choose from f32, int16, int8");
 }
 
 void need_blocks(const Blocks& blocks, KvKind kind, int head_size) {
@@ -56,6 +58,13 @@ struct Partials {
     for (std::size_t r = 0; r < rows; ++r) {
       records[r].maximum = maxima.data()[r];
       records[r].sum = sums.data()[r];
+    }
+  }
+  void empty(std::size_t size) {
+    for (Partial& record : records) {
+      record.maximum = -std::numeric_limits<float>::infinity();
+      record.sum = 0;
+      std::fill_n(record.mixed, size, 0.0f);
     }
   }
   Arrays finish() {
@@ -96,8 +105,9 @@ Arrays attend(const std::string& isa, const std::string& kind_name, const In<flo
   Partials out(rows, size);
   const Kernels& table = table_of(isa);
   for (int i = 0; i < repeats; ++i) {
+    out.empty(size);
     table.attend(kind, queries.data(), static_cast<int>(rows), pages.data(),
-                 static_cast<int>(pages.size()), visible.data(), static_cast<int>(size),
+                 static_cast<int>(pages.size()), 0, visible.data(), static_cast<int>(size),
                  out.records.data());
   }
   return out.finish();

@@ -41,11 +41,11 @@ int size_of(std::size_t size) {
 }
 
 KvKind kv_kind_of(const std::string& name) {
-  static constexpr const char* names[] = {"f32", "bf16", "int8"};
+  static constexpr const char* names[] = {"f32", "int16", "int8"};
   for (int i = 0; i < 3; ++i) {
     if (name == names[i]) return static_cast<KvKind>(i);
   }
-  throw std::invalid_argument("a KV cache is f32, bf16 or int8, not " + name);
+  throw std::invalid_argument("a KV cache is f32, int16 or int8, not " + name);
 }
 
 // Takes tensors in the order of a file, and checks their shapes.

@@ -6,6 +6,12 @@
 #include "engine/pass.h"
 
 namespace smollm2 {
+namespace {
+
+constexpr int kMostPages = 4 * kChunkPages;        // of one call
+constexpr double kLog2E = 1.44269504088896340736;  // the kernels' softmax has base 2
+
+}  // namespace
 
 // The query heads of one token that share a kv head, rotated and scaled, to `to` [H/K, D].
 void Pass::turn_queries(const Block& block, int token, float* to) const {
@@ -13,7 +19,7 @@ void Pass::turn_queries(const Block& block, int token, float* to) const {
   const float* from = qkv_row(token, block.head * group * size);
   const auto angle =
       static_cast<std::size_t>(in_.batch.positions[token]) * static_cast<std::size_t>(size / 2);
-  const float factor = static_cast<float>(1 / std::sqrt(static_cast<double>(size)));
+  const float factor = static_cast<float>(kLog2E / std::sqrt(static_cast<double>(size)));
   std::memcpy(to, from, static_cast<std::size_t>(group * size) * sizeof(float));
   for (int head = 0; head < group; ++head) {
     kernels_.rope(to + head * size, in_.batch.cosines + angle, in_.batch.sines + angle, size);
@@ -50,28 +56,53 @@ void Pass::store(const Worker& w, int layer) {
   }
 }
 
-// How many places of a chunk each query row sees.
-void Pass::see(const Block& block, int chunk, std::vector<int>& visible) const {
-  constexpr int places = kChunkPages * kPage;
+// How many places of the pages from the first of a chunk on each query row sees.
+void Pass::see(const Block& block, int chunk, int pages, std::vector<int>& visible) const {
   const int group = shape_.group();
   for (int i = 0; i < block.count; ++i) {
     const int last = block.place(block.first + i);
-    const int seen = std::clamp(last + 1 - chunk * places, 0, places);
+    const int seen = std::clamp(last + 1 - chunk * kChunkPages * kPage, 0, pages * kPage);
     std::fill_n(visible.begin() + i * group, group, seen);
   }
 }
 
-void Pass::attend_chunk(const Worker& w, const Block& block, int chunk, int layer,
-                        const float* queries, Partial* out) {
-  const std::uint8_t* pages[kChunkPages];
-  const int first = chunk * kChunkPages;
-  const int count = std::min(kChunkPages, block.pages() - first);
-  for (int i = 0; i < count; ++i) {
-    pages[i] = in_.cache.block(block.run->pages[first + i], layer, block.head);
+// Blocks that a worker reads from a chunk of a piece on, in that order: `most` at most.
+int Pass::blocks_from(const Worker& w, const Piece* piece, int chunk, int layer, int most,
+                      const std::uint8_t** out) const {
+  const std::vector<Piece>& pieces = in_.plan.pieces[static_cast<std::size_t>(w.seat.worker)];
+  int count = 0;
+  for (; piece != pieces.data() + pieces.size() && count < most; ++piece, chunk = -1) {
+    const Block& block = in_.plan.blocks[static_cast<std::size_t>(piece->block)];
+    const int last = std::min(block.pages(), piece->last * kChunkPages);
+    for (int page = (chunk < 0 ? piece->first : chunk) * kChunkPages; page < last; ++page) {
+      if (count == most) break;
+      out[count++] = in_.cache.block(block.run->pages[page], layer, block.head);
+    }
   }
-  see(block, chunk, w.own.visible);
-  kernels_.attend(in_.cache.kind(), queries, block.count * shape_.group(), pages, count,
-                  w.own.visible.data(), shape_.head_size, out);
+  return count;
+}
+
+// Begins to read the keys that a worker needs first in a layer, while it still waits for others.
+void Pass::fetch(const Worker& w, int layer) const {
+  const std::uint8_t* blocks[kBlocksAhead];
+  const Piece* first = in_.plan.pieces[static_cast<std::size_t>(w.seat.worker)].data();
+  const int count = blocks_from(w, first, -1, layer, kBlocksAhead, blocks);
+  for (int i = 0; i < count; ++i) kernels_.fetch(blocks[i], in_.cache.block_bytes());
+}
+
+// Merges chunks [first, last) of a piece into partials.
+void Pass::attend_chunks(const Worker& w, const Piece& piece, int first, int last, int layer,
+                         const float* queries, Partial* out) {
+  const Block& block = in_.plan.blocks[static_cast<std::size_t>(piece.block)];
+  const std::uint8_t* blocks[kMostPages + kBlocksAhead];
+  for (int chunk = first; chunk < last; chunk += kMostPages / kChunkPages) {
+    const int end = std::min(block.pages(), last * kChunkPages);
+    const int pages = std::min(kMostPages, end - chunk * kChunkPages);
+    const int all = blocks_from(w, &piece, chunk, layer, pages + kBlocksAhead, blocks);
+    see(block, chunk, pages, w.own.visible);
+    kernels_.attend(in_.cache.kind(), queries, block.count * shape_.group(), blocks, pages,
+                    all - pages, w.own.visible.data(), shape_.head_size, out);
+  }
 }
 
 const float* Pass::queries_of(const Worker& w, const Block& block, bool last, int layer) {
@@ -97,23 +128,18 @@ void Pass::attend_piece(const Worker& w, const Piece& piece, int layer) {
   const auto rows = static_cast<std::size_t>(block.count * shape_.group());
   const bool last = piece.last == chunks_of(block);
   const float* queries = queries_of(w, block, last, layer);
-  if (piece.shared >= 0) {
-    const Shared& shared = in_.plan.shared[static_cast<std::size_t>(piece.shared)];
-    for (int chunk = piece.first; chunk < piece.last; ++chunk) {
-      const std::size_t at = shared.rows_before + rows * static_cast<std::size_t>(chunk);
-      attend_chunk(w, block, chunk, layer, queries, shared_.partials.at(at));
-    }
-    return merge_shared(w, piece);
+  if (piece.shared < 0) {
+    w.own.total.empty(0, rows);
+    attend_chunks(w, piece, 0, piece.last, layer, queries, w.own.total.at(0));
+    return finish(block, w.own.total.at(0));
   }
-  attend_chunk(w, block, 0, layer, queries, w.own.total.at(0));
-  for (int chunk = 1; chunk < piece.last; ++chunk) {
-    attend_chunk(w, block, chunk, layer, queries, w.own.part.at(0));
-    for (std::size_t r = 0; r < rows; ++r) {
-      if (w.own.visible[r] == 0) continue;
-      kernels_.merge(*w.own.total.at(r), *w.own.part.at(r), shape_.head_size);
-    }
+  const Shared& shared = in_.plan.shared[static_cast<std::size_t>(piece.shared)];
+  for (int chunk = piece.first; chunk < piece.last; ++chunk) {
+    const std::size_t at = shared.rows_before + rows * static_cast<std::size_t>(chunk);
+    shared_.partials.empty(at, rows);
+    attend_chunks(w, piece, chunk, chunk + 1, layer, queries, shared_.partials.at(at));
   }
-  finish(block, w.own.total.at(0));
+  merge_shared(w, piece);
 }
 
 // Merges all chunks in order, if this worker is the last of those that share the block.
@@ -126,7 +152,7 @@ void Pass::merge_shared(const Worker& w, const Piece& piece) {
   const auto rows = static_cast<std::size_t>(block.count * shape_.group());
   Partial* total = shared_.partials.at(shared.rows_before);
   for (int chunk = 1; chunk < chunks_of(block); ++chunk) {
-    see(block, chunk, w.own.visible);
+    see(block, chunk, kChunkPages, w.own.visible);
     const Partial* part =
         shared_.partials.at(shared.rows_before + rows * static_cast<std::size_t>(chunk));
     for (std::size_t r = 0; r < rows; ++r) {

@@ -9,9 +9,9 @@
 
 namespace smollm2 {
 
-// Pages whose keys are mixed before they are merged with the next ones, in order. It is a constant
-// of the engine: the bits of a result follow from it, and from nothing that differs between runs.
-constexpr int kChunkPages = 8;
+// Pages that share a softmax in the kernels, which is merged with the next ones' in order: whether
+// in one call or in several, the bits are the same.
+constexpr int kChunkPages = kPagesAtOnce;
 
 // Query rows that attend together at most.
 constexpr int kQueryRows = 192;

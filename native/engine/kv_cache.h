@@ -18,6 +18,7 @@ class KvCache {
 
   KvKind kind() const { return kind_; }
   std::int64_t pages() const { return pages_; }
+  std::size_t block_bytes() const { return block_bytes_; }
   std::size_t page_bytes() const { return page_bytes_; }
   // Whether it was made for a model of these numbers.
   bool fits(const Shape& shape, int layers) const {

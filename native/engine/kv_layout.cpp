@@ -15,8 +15,8 @@ std::size_t kv_block_bytes(KvKind kind, int head_size) {
   switch (kind) {
     case KvKind::f32:
       return kPage * (size + columns) * sizeof(float);
-    case KvKind::bf16:
-      return kPage * (size + columns) * sizeof(std::uint16_t);
+    case KvKind::int16:
+      return kPage * (2 * size + columns + 2 * sizeof(float));
     case KvKind::int8:
       return kPage * ((size + 3) / 4 * 4 + columns + 2 * sizeof(float));
   }

@@ -69,7 +69,10 @@ void Pass::run(int worker) {
   const int layers = static_cast<int>(in_.model.layers.size());
   for (int i = 0; i < layers; ++i) {
     const Layer& layer = in_.model.layers[static_cast<std::size_t>(i)];
-    phase(Profile::qkv, [&] { qkv(w, layer); });
+    phase(Profile::qkv, [&] {
+      qkv(w, layer);
+      fetch(w, i);
+    });
     if (!in_.plan.decode) phase(Profile::store, [&] { store(w, i); });
     phase(Profile::attention, [&] { attend(w, i); });
     phase(Profile::output, [&] { output(w, layer); });

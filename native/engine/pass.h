@@ -64,9 +64,12 @@ class Pass {
   const float* queries_of(const Worker& w, const Block& block, bool last, int layer);
   void turn_queries(const Block& block, int token, float* to) const;
   void store_token(const Block& block, int token, int layer, float* key) const;
-  void see(const Block& block, int chunk, std::vector<int>& visible) const;
-  void attend_chunk(const Worker& w, const Block& block, int chunk, int layer, const float* queries,
-                    Partial* out);
+  void see(const Block& block, int chunk, int pages, std::vector<int>& visible) const;
+  int blocks_from(const Worker& w, const Piece* piece, int chunk, int layer, int most,
+                  const std::uint8_t** out) const;
+  void fetch(const Worker& w, int layer) const;
+  void attend_chunks(const Worker& w, const Piece& piece, int first, int last, int layer,
+                     const float* queries, Partial* out);
   void finish(const Block& block, const Partial* rows) const;
   void merge_shared(const Worker& w, const Piece& piece);
 

@@ -1,6 +1,7 @@
 #include "engine/workspace.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace smollm2 {
 namespace {
@@ -25,9 +26,15 @@ InputForms::InputForms(const Model& model) {
 }
 
 Partials::Partials(std::size_t rows, int head_size)
-    : each_(rows), mixed_(rows * static_cast<std::size_t>(head_size)) {
-  for (std::size_t r = 0; r < rows; ++r) {
-    each_[r] = {0, 0, mixed_.get() + r * static_cast<std::size_t>(head_size)};
+    : size_(static_cast<std::size_t>(head_size)), each_(rows), mixed_(rows * size_) {
+  for (std::size_t r = 0; r < rows; ++r) each_[r] = {0, 0, mixed_.get() + r * size_};
+}
+
+void Partials::empty(std::size_t first, std::size_t count) {
+  for (std::size_t r = first; r < first + count; ++r) {
+    each_[r].maximum = -std::numeric_limits<float>::infinity();
+    each_[r].sum = 0;
+    std::fill_n(each_[r].mixed, size_, 0.0f);
   }
 }
 
@@ -40,7 +47,6 @@ Private::Private(const Model& model, const InputForms& forms)
   const Shape& shape = model.shape;
   const auto most = static_cast<std::size_t>(std::max(kQueryRows, shape.group()));
   total = Partials(most, shape.head_size);
-  part = Partials(most, shape.head_size);
   queries = Buffer<float>(size_of(shape.group(), shape.head_size));
   key = Buffer<float>(static_cast<std::size_t>(shape.head_size));
   visible.resize(most);

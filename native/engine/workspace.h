@@ -27,10 +27,13 @@ class Partials {
  public:
   Partials() = default;
   Partials(std::size_t rows, int head_size);
+  // Makes rows [first, first + count) those of an empty softmax.
+  void empty(std::size_t first, std::size_t count);
   Partial* at(std::size_t row) { return each_.data() + row; }
   std::size_t rows() const { return each_.size(); }
 
  private:
+  std::size_t size_ = 0;
   std::vector<Partial> each_;
   Buffer<float> mixed_;
 };
@@ -42,7 +45,7 @@ struct Private {
   Activations normed, mixed, head;  // kFewRows rows
   Buffer<float> row;                // the longest row that is needed as floats in between
   Buffer<float> columns[2];         // kColumnFloats: some columns of some rows
-  Partials total, part;
+  Partials total;
   Buffer<float> queries, key;  // one token at one kv head
   std::vector<int> visible;
   int round = 0;  // of Shares

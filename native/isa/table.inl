@@ -29,6 +29,7 @@ constexpr Kernels table{
     unpack_row,
     kv_write,
     attend,
+    fetch,
     merge,
 };
 

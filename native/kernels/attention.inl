@@ -9,6 +9,7 @@
 #include "kernels/line_sums.inl"
 
 constexpr int kRowsAtOnce = 3;        // rows that share each line loaded; SmolLM2's heads a kv head
+constexpr int kGroupsAtOnce = 4;      // of rows, that go through a page while it is near
 constexpr int kPreparedWords = 8192;  // prepared queries that lie on the stack: 32 KiB
 constexpr int kMostPrepared = 192;    // rows of them, a multiple of kRowsAtOnce
 
@@ -18,8 +19,8 @@ constexpr int kMostPrepared = 192;    // rows of them, a multiple of kRowsAtOnce
 // Queries as factors, made once for all pages.
 struct Prepared {
   alignas(64) std::uint32_t words[kPreparedWords];
-  float scale[kMostPrepared];         // int8: of the whole numbers
-  std::int32_t start[kMostPrepared];  // int8: what the keys' + 128 has to be corrected by
+  float scale[kMostPrepared];         // of whole numbers
+  std::int32_t start[kMostPrepared];  // of their sums: what the keys' offset has to be corrected by
 };
 
 template <typename Kv>
@@ -29,12 +30,12 @@ void prepare_query(const float* query, int head_size, int row, Prepared& out) {
   std::uint32_t* words = out.words + row * count;
   if constexpr (Kv::whole) {
     I whole[kMaxHeadSize / kLanes];
-    const Scale scale = scale_to(Kv::top_query, x, count);
+    const Scale scale = scale_to(Kv::top_query(head_size), x, count);
     round_row(x, count, scale, whole);
     std::int32_t total = 0;
     for (int i = 0; i < count / kLanes; ++i) total += sum(whole[i]);
     out.scale[row] = scale.inverse;
-    out.start[row] = -128 * total;
+    out.start[row] = -Kv::offset * total;
     Kv::Key::prepare(whole, count, words);
   } else {
     Kv::Key::prepare(x, count, words);
@@ -53,35 +54,33 @@ inline V keep_seen(V a, int tile, int seen, float rest) {
   return if_greater(broadcast(static_cast<float>(here)), load(kLaneNumbers), a, broadcast(rest));
 }
 
-// e^x for x <= 0, off by less than 2e-7; 0 below -87.3, so that nothing is subnormal.
+// 2^x for x <= 0, off by less than 2e-7; 0 below -126, so that nothing is subnormal.
 // 2^r - 1 = r q(r): q fitted for the least greatest relative error of 2^r over |r| <= 1/2.
-inline V exp_not_positive(V x) {
-  const V exponent = mul(x, broadcast(0x1.715476p+0f));
-  const V n = round(exponent);
-  const V r = sub(exponent, n);
+inline V power_not_positive(V x) {
+  const V n = round(x);
+  const V r = sub(x, n);
   V q = broadcast(0x1.5bba14p-10f);
   q = fma(q, r, broadcast(0x1.3cea88p-7f));
   q = fma(q, r, broadcast(0x1.c6b752p-5f));
   q = fma(q, r, broadcast(0x1.ebf9bcp-3f));
   q = fma(q, r, broadcast(0x1.62e42ap-1f));
-  return scale_unless_below(fma(q, r, broadcast(1.0f)), n, x, -87.3f);
+  return scale_unless_below(fma(q, r, broadcast(1.0f)), n, x, -126.0f);
 }
 
-// total[r] merged with part[r] where the part is not empty. What a part has mixed has still to be
-// multiplied with factor[r].
+// total[r] merged with part[r] where the part is not empty.
 template <int rows>
-void merge_rows(Partial* total, const Partial* part, const float* factor, int head_size) {
+void merge_rows(Partial* total, const Partial* part, int head_size) {
   float fall[kLanes] = {};
   for (int r = 0; r < rows; ++r) {
     const float rise = part[r].maximum - total[r].maximum;  // +inf where the total is empty
     fall[r] = rise > 0.0f ? -rise : rise;
   }
-  store(fall, exp_not_positive(load(fall)));
+  store(fall, power_not_positive(load(fall)));
   for (int r = 0; r < rows; ++r) {
     if (part[r].sum == 0.0f) continue;
     const bool rises = part[r].maximum > total[r].maximum;
     const float keep = rises ? fall[r] : 1.0f, take = rises ? 1.0f : fall[r];
-    const V kept = broadcast(keep), taken = broadcast(take * factor[r]);
+    const V kept = broadcast(keep), taken = broadcast(take);
     float* const to = total[r].mixed;
     const float* const from = part[r].mixed;
     for_vectors(head_size, [&](int d, auto get, auto put) {
@@ -93,19 +92,17 @@ void merge_rows(Partial* total, const Partial* part, const float* factor, int he
 }
 
 void merge(Partial& total, const Partial& part, int head_size) {
-  const float one = 1.0f;
-  merge_rows<1>(&total, &part, &one, head_size);
+  merge_rows<1>(&total, &part, head_size);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Pages
 
-// Up to kRowsAtOnce rows and kPagesAtOnce pages; row r sees its first seen[r] places.
+// kPagesAtOnce pages at most.
 struct Unit {
   const std::uint8_t* const* blocks;
-  int pages, first;
-  int left;  // pages from the first of these on that are to be fetched in time
-  int seen[kRowsAtOnce];
+  int pages;
+  int left;  // blocks from the first of these on that are to be fetched in time
   // From a block to the one in the next unit: pages may lie anywhere, so that the processor cannot
   // guess. Twice as fast as without, and as one page ahead, where the cache lies in memory.
   std::ptrdiff_t ahead(int page) const {
@@ -114,127 +111,142 @@ struct Unit {
   }
 };
 
+// Rows that see the first seen[r] places of a unit, and what becomes of them.
+template <int rows>
+struct RowGroup {
+  int first;  // row
+  int most;   // places that one of them sees
+  int seen[rows];
+  alignas(64) float scores[rows * kPlacesAtOnce];
+  int pages() const { return (most + kPage - 1) / kPage; }
+};
+
 // Scales of one page: of keys, then of values.
 template <typename Kv>
 const float* scales_of(const std::uint8_t* block, int head_size) {
   return reinterpret_cast<const float*>(block + Block<Kv>(head_size).scales);
 }
 
-// scores [rows][kPlacesAtOnce]
+// Scores of a group with one page; `fetches` what comes in the next unit.
 template <typename Kv, int rows>
-void score(const Prepared& queries, int head_size, const Unit& unit, float* scores) {
+void score(const Prepared& queries, int head_size, const Unit& unit, int page, bool fetches,
+           RowGroup<rows>& group) {
   const Block<Kv> block(head_size);
-  const Factors factors{queries.words + unit.first * block.columns, block.columns,
-                        block.columns / Kv::width,
-                        Kv::whole ? queries.start + unit.first : nullptr};
-  for (int page = 0; page < unit.pages; ++page) {
-    const Lines lines{{unit.blocks[page]},
-                      {unit.ahead(page)},
-                      {block.key_steps},
-                      1,
-                      kPlaceTiles,
-                      block.key_tile_bytes,
-                      64};
-    sum_rows<typename Kv::Key, rows>(lines, factors, scores + page * kPage, kPlacesAtOnce);
-    if constexpr (Kv::whole) {
-      const float* scales = scales_of<Kv>(unit.blocks[page], head_size);
-      for (int r = 0; r < rows; ++r) {
-        const V of_query = broadcast(queries.scale[unit.first + r]);
-        float* s = scores + r * kPlacesAtOnce + page * kPage;
-        for (int i = 0; i < kPage; i += kLanes) {
-          store(s + i, mul(load(s + i), mul(load(scales + i), of_query)));
-        }
-      }
-    }
-  }
+  const Factors factors{queries.words + group.first * block.columns,
+                        block.columns,
+                        0,
+                        block.columns / Kv::key_width,
+                        Kv::whole ? queries.start + group.first : nullptr,
+                        queries.scale + group.first};
+  const Lines lines{
+      {unit.blocks[page]}, {fetches ? unit.ahead(page) : 0},
+      {block.key_steps},   1,
+      kPlaceTiles,         64,
+      kKeyStepBytes,       Kv::whole ? scales_of<Kv>(unit.blocks[page], head_size) : nullptr};
+  sum_rows<typename Kv::Key, rows>(lines, factors, group.scores + page * kPage, kPlacesAtOnce);
 }
 
-// Probabilities times the scales of their values times `factor`, as whole numbers.
-inline void whole_products(const V (&p)[kPlaceTiles], const float* scales, float factor,
-                           I (&out)[kPlaceTiles]) {
-  for (int t = 0; t < kPlaceTiles; ++t) {
-    // Scales of places that nobody has written yet may be anything.
-    const V scale = mul(load(scales + t * kTileRows), broadcast(factor));
-    out[t] = to_int(if_greater(p[t], zero(), mul(p[t], scale), zero()));
-  }
-}
-
-// The greatest scale of the values that a row sees; NaN where one is not finite.
-template <typename Kv>
-float greatest_scale(const Unit& unit, int head_size, int seen) {
-  float greatest = 0.0f;
-  for (int page = 0; page < unit.pages; ++page) {
-    const float* scales = scales_of<Kv>(unit.blocks[page], head_size) + kPage;
-    V a[kPlaceTiles];
-    for (int t = 0; t < kPlaceTiles; ++t) {
-      a[t] = keep_seen(load(scales + t * kTileRows), page * kPlaceTiles + t, seen, 0.0f);
-    }
-    const float low = greatest_magnitude(a[0], a[1]), high = greatest_magnitude(a[2], a[3]);
-    const float here = low <= high || high != high ? high : low;
-    greatest = here <= greatest ? greatest : here;
-  }
-  return greatest;
-}
-
-// Softmax of each row over what it sees: maximum and sum to `part`, probabilities as factors to
-// `words` [rows][kPlacesAtOnce], and to `factor` what sums over them are to be multiplied with.
-template <typename Kv, int rows>
-void softmax(const Unit& unit, int head_size, float* scores, std::uint32_t* words, Partial* part,
-             float* factor) {
-  constexpr float lowest = -0x1.fffffep127f;
-  V greatest[rows], total[rows];
-  for (V& x : greatest) x = broadcast(lowest);  // finite, so that -inf - maximum is not NaN
-  for (V& x : total) x = zero();
-  for (int tile = 0; tile < unit.pages * kPlaceTiles; ++tile) {
-    for (int r = 0; r < rows; ++r) {
-      float* const s = scores + r * kPlacesAtOnce + tile * kTileRows;
-      const V seen = keep_seen(load(s), tile, unit.seen[r], -INFINITY);
-      store(s, seen);
-      greatest[r] = max(greatest[r], seen);
-    }
-  }
+// The maximum of what each row sees; scores of what it does not see become -inf.
+template <int rows>
+void find_maxima(RowGroup<rows>& group, Partial* part) {
   for (int r = 0; r < rows; ++r) {
-    part[r].maximum = max(greatest[r]);
-    factor[r] = 1.0f;
-    if constexpr (Kv::whole) {
-      // A probability is at most 1, and with its value's scale at most the greatest scale.
-      const bool same = r > 0 && unit.seen[r] == unit.seen[r - 1];
-      factor[r] = same ? factor[r - 1]
-                       : greatest_scale<Kv>(unit, head_size, unit.seen[r]) / Kv::top_probability;
+    float* const s = group.scores + r * kPlacesAtOnce;
+    V greatest = broadcast(-0x1.fffffep127f);  // finite, so that -inf - maximum is not NaN
+    int tile = 0;
+    for (; tile < group.seen[r] / kTileRows; ++tile) {
+      greatest = max(greatest, load(s + tile * kTileRows));
     }
-  }
-  for (int page = 0; page < unit.pages; ++page) {
-    for (int r = 0; r < rows; ++r) {
-      const int at = r * kPlacesAtOnce + page * kPage;
-      V p[kPlaceTiles];
-      for (int t = 0; t < kPlaceTiles; ++t) {
-        p[t] = exp_not_positive(sub(load(scores + at + t * kTileRows), broadcast(part[r].maximum)));
-      }
-      total[r] = add(total[r], add(add(p[0], p[1]), add(p[2], p[3])));
-      if constexpr (Kv::whole) {
-        const float* scales = scales_of<Kv>(unit.blocks[page], head_size) + kPage;
-        I whole[kPlaceTiles];
-        // A subnormal's reciprocal may be infinite.
-        whole_products(p, scales, factor[r] >= 0x1p-126f ? 1.0f / factor[r] : 0.0f, whole);
-        Kv::Value::prepare(whole, kPage, words + at);
-      } else {
-        Kv::Value::prepare(p, kPage, words + at);
-      }
+    for (; tile < group.pages() * kPlaceTiles; ++tile) {
+      const V seen = keep_seen(load(s + tile * kTileRows), tile, group.seen[r], -INFINITY);
+      store(s + tile * kTileRows, seen);
+      greatest = max(greatest, seen);
     }
+    part[r].maximum = max(greatest);
   }
-  for (int r = 0; r < rows; ++r) part[r].sum = unit.seen[r] == 0 ? 0.0f : sum(total[r]);
 }
 
-// What lies where in the values of a unit, up to the last place that a row sees.
+// Probabilities of a row times the scales of their values, 32 together in 8 bits: what the sums
+// over each part are to be multiplied with goes to `factors`.
 template <typename Kv>
-Lines value_lines(const Unit& unit, int head_size, int most) {
+V round_probabilities(const Unit& unit, int head_size, float* scores, V maximum, int seen,
+                      std::uint32_t* words, float* factors) {
+  constexpr int tiles = Kv::part / kTileRows;
+  static_assert(tiles == 2);
+  const int parts = (seen + kPage - 1) / kPage * (kPage / Kv::part);
+  V total = zero(), greatest[kMostParts];
+  for (V& x : greatest) x = zero();
+  for (int i = 0; i < parts; ++i) {
+    const float* scales = scales_of<Kv>(unit.blocks[i / 2], head_size) + kPage + i % 2 * Kv::part;
+    V product[tiles];
+    for (int t = 0; t < tiles; ++t) {
+      float* const s = scores + i * Kv::part + t * kTileRows;
+      const V p = power_not_positive(sub(load(s), maximum));
+      total = add(total, p);
+      // Scales of places that nobody has written yet may be anything.
+      product[t] = keep_seen(mul(p, load(scales + t * kTileRows)), i * tiles + t, seen, 0.0f);
+      store(s, product[t]);
+    }
+    greatest[i] = greater_bits(product[0], product[1]);
+  }
+  float inverse[kLanes];
+  const V most = maxima(greatest);
+  store(factors, mul(most, broadcast(1.0f / 255.0f)));
+  // 0 where a reciprocal may be infinite; NaN stays.
+  store(inverse, if_greater(broadcast(0x1p-118f), most, zero(), div(broadcast(255.0f), most)));
+  for (int i = 0; i < parts; ++i) {
+    I whole[tiles];
+    for (int t = 0; t < tiles; ++t) {
+      const V product = load(scores + i * Kv::part + t * kTileRows);
+      whole[t] = to_int(mul(product, broadcast(inverse[i])));
+    }
+    Kv::Value::prepare(whole, Kv::part, words + i * (Kv::part / Kv::Value::word));
+  }
+  return total;
+}
+
+// Probabilities of a group as factors, in `words` [rows][kPlacesAtOnce], and factors of the sums
+// over each part in `factors` [rows][kLanes].
+template <typename Kv, int rows>
+void weigh(const Unit& unit, int head_size, RowGroup<rows>& group, Partial* part,
+           std::uint32_t* words, float* factors) {
+  for (int r = 0; r < rows; ++r) {
+    float* const scores = group.scores + r * kPlacesAtOnce;
+    std::uint32_t* const to = words + r * kPlacesAtOnce;
+    const V maximum = broadcast(part[r].maximum);
+    V total = zero();
+    if constexpr (Kv::whole) {
+      // Factors of what this row does not see, but another one does, are zeros.
+      std::memset(to, 0, static_cast<std::size_t>(group.pages() * (kPage / Kv::Value::word)) * 4);
+      total = round_probabilities<Kv>(unit, head_size, scores, maximum, group.seen[r], to,
+                                      factors + r * kLanes);
+    } else {
+      for (int i = 0; i < group.pages() * kPage; i += kLanes) {
+        const V p = power_not_positive(sub(load(scores + i), maximum));
+        total = add(total, p);
+        Kv::Value::prepare(&p, kLanes, to + i);
+      }
+    }
+    part[r].sum = group.seen[r] == 0 ? 0.0f : sum(total);
+  }
+}
+
+// What lies where in the values of a unit, up to the last place that a group sees.
+template <typename Kv>
+Lines value_lines(const Unit& unit, int head_size, int most, bool fetches) {
+  constexpr int in_page = kPage / Kv::part, steps = Kv::part / Kv::value_width;
   const Block<Kv> block(head_size);
-  Lines lines{{}, {}, {}, unit.pages, block.columns / kTileRows, 64, block.value_step_bytes};
-  for (int page = 0; page < unit.pages; ++page) {
-    const int places = most - page * kPage < kPage ? most - page * kPage : kPage;
-    lines.first[page] = unit.blocks[page] + block.values;
-    lines.ahead[page] = unit.ahead(page);
-    lines.steps[page] = (places + Kv::width - 1) / Kv::width;
+  Lines lines{};
+  lines.parts = (most + Kv::part - 1) / Kv::part;
+  lines.tiles = block.columns / kTileRows;
+  lines.tile_bytes = 64;
+  lines.step_bytes = block.value_step_bytes;
+  for (int i = 0; i < lines.parts; ++i) {
+    const int page = i / in_page,
+              left = (most - i * Kv::part + Kv::value_width - 1) / Kv::value_width;
+    lines.first[i] = unit.blocks[page] + block.values +
+                     static_cast<std::size_t>(i % in_page * steps) * block.value_step_bytes;
+    lines.ahead[i] = fetches ? unit.ahead(page) : 0;
+    lines.steps[i] = left < steps ? left : steps;
   }
   return lines;
 }
@@ -246,68 +258,86 @@ struct Call {
   Partial* out;  // [rows]
 };
 
+// Softmax and values of a group, merged with what came before.
 template <typename Kv, int rows>
-void attend_unit(const Call& call, Unit unit, int first_place) {
-  int most = 0;
-  for (int r = 0; r < rows; ++r) {
-    const int places = call.visible[unit.first + r] - first_place;
-    unit.seen[r] = places < 0 ? 0 : places > unit.pages * kPage ? unit.pages * kPage : places;
-    most = unit.seen[r] > most ? unit.seen[r] : most;
-  }
-  if (most == 0) return;
-  unit.pages = (most + kPage - 1) / kPage;
-
-  alignas(64) float scores[rows * kPlacesAtOnce];
+void mix(const Call& call, const Unit& unit, bool fetches, RowGroup<rows>& group) {
   alignas(64) std::uint32_t words[rows * kPlacesAtOnce];
   alignas(64) float mixed[rows * kMaxHeadSize];
+  float scales[rows * kLanes];
   const int columns = whole_tiles(call.head_size);
   Partial part[rows];
   for (int r = 0; r < rows; ++r) part[r].mixed = mixed + r * columns;
-  float factor[rows];
-  score<Kv, rows>(call.queries, call.head_size, unit, scores);
-  softmax<Kv, rows>(unit, call.head_size, scores, words, part, factor);
-  const Factors factors{words, kPlacesAtOnce, kPage / Kv::width, nullptr};
-  sum_rows<typename Kv::Value, rows>(value_lines<Kv>(unit, call.head_size, most), factors, mixed,
-                                     columns);
-  merge_rows<rows>(call.out + unit.first, part, factor, call.head_size);
+  find_maxima(group, part);
+  weigh<Kv>(unit, call.head_size, group, part, words, scales);
+  const Factors factors{
+      words,   kPlacesAtOnce, Kv::part / Kv::Value::word, Kv::part / Kv::value_width,
+      nullptr, scales};
+  sum_rows<typename Kv::Value, rows>(value_lines<Kv>(unit, call.head_size, group.most, fetches),
+                                     factors, mixed, columns);
+  merge_rows<rows>(call.out + group.first, part, call.head_size);
+}
+
+// `count` groups of rows from `first` on, with the pages of a unit; the last rows fetch.
+template <typename Kv, int rows>
+void attend_unit(const Call& call, const Unit& unit, int first, int count, int first_place,
+                 bool fetches) {
+  RowGroup<rows> groups[kGroupsAtOnce];
+  for (int g = 0; g < count; ++g) {
+    RowGroup<rows>& group = groups[g];
+    group.first = first + g * rows;
+    group.most = 0;
+    for (int r = 0; r < rows; ++r) {
+      const int places = call.visible[group.first + r] - first_place;
+      group.seen[r] = places < 0 ? 0 : places > unit.pages * kPage ? unit.pages * kPage : places;
+      group.most = group.seen[r] > group.most ? group.seen[r] : group.most;
+    }
+  }
+  for (int page = 0; page < unit.pages; ++page) {
+    for (int g = 0; g < count; ++g) {
+      if (page >= groups[g].pages()) continue;
+      score<Kv>(call.queries, call.head_size, unit, page, fetches && g + 1 == count, groups[g]);
+    }
+  }
+  for (int g = 0; g < count; ++g) {
+    if (groups[g].most > 0) mix<Kv>(call, unit, fetches && g + 1 == count, groups[g]);
+  }
 }
 
 template <typename Kv>
 void attend_pages(const float* queries, int rows, const std::uint8_t* const* blocks, int pages,
-                  const int* visible, int head_size, Partial* out) {
+                  int more, const int* visible, int head_size, Partial* out) {
   Prepared prepared;
   for (int r = 0; r < rows; ++r) prepare_query<Kv>(queries + r * head_size, head_size, r, prepared);
   const Call call{prepared, visible, head_size, out};
   for (int page = 0; page < pages; page += kPagesAtOnce) {
     const int count = pages - page < kPagesAtOnce ? pages - page : kPagesAtOnce;
-    // What comes next is fetched once, by the last rows.
-    Unit unit{blocks + page, count, 0, 0, {}};
-    for (; unit.first + kRowsAtOnce <= rows; unit.first += kRowsAtOnce) {
-      unit.left = unit.first + kRowsAtOnce == rows ? pages - page : 0;
-      attend_unit<Kv, kRowsAtOnce>(call, unit, page * kPage);
+    const Unit unit{blocks + page, count, pages + more - page};
+    int row = 0;
+    while (row + kRowsAtOnce <= rows) {
+      const int whole = (rows - row) / kRowsAtOnce;
+      const int groups = whole < kGroupsAtOnce ? whole : kGroupsAtOnce;
+      const int next = row + groups * kRowsAtOnce;
+      attend_unit<Kv, kRowsAtOnce>(call, unit, row, groups, page * kPage, next == rows);
+      row = next;
     }
-    for (; unit.first < rows; ++unit.first) {
-      unit.left = unit.first + 1 == rows ? pages - page : 0;
-      attend_unit<Kv, 1>(call, unit, page * kPage);
-    }
+    if (row < rows) attend_unit<Kv, 1>(call, unit, row, rows - row, page * kPage, true);
   }
 }
 
+void fetch(const std::uint8_t* memory, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += 64) prefetch(memory + at);
+}
+
 void attend(KvKind kind, const float* queries, int rows, const std::uint8_t* const* blocks,
-            int pages, const int* visible, int head_size, Partial* out) {
-  for (int r = 0; r < rows; ++r) {
-    out[r].maximum = -INFINITY;
-    out[r].sum = 0.0f;
-    std::memset(out[r].mixed, 0, sizeof(float) * static_cast<std::size_t>(head_size));
-  }
+            int pages, int more, const int* visible, int head_size, Partial* out) {
   const int fit = kPreparedWords / whole_tiles(head_size);
   const int most = (fit < kMostPrepared ? fit : kMostPrepared) / kRowsAtOnce * kRowsAtOnce;
-  const auto pages_of = kind == KvKind::f32    ? attend_pages<FloatKv>
-                        : kind == KvKind::bf16 ? attend_pages<PairKv>
-                                               : attend_pages<QuadKv>;
+  const auto pages_of = kind == KvKind::f32     ? attend_pages<FloatKv>
+                        : kind == KvKind::int16 ? attend_pages<PairKv>
+                                                : attend_pages<QuadKv>;
   for (int first = 0; first < rows; first += most) {
     const int count = rows - first < most ? rows - first : most;
-    pages_of(queries + first * head_size, count, blocks, pages, visible + first, head_size,
+    pages_of(queries + first * head_size, count, blocks, pages, more, visible + first, head_size,
              out + first);
   }
 }

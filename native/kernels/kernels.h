@@ -95,22 +95,27 @@ struct QuantizedRows {
 // ---------------------------------------------------------------------------------------------
 // KV cache
 
-enum class KvKind : std::uint8_t { f32 = 0, bf16 = 1, int8 = 2 };
+// int16 holds keys in 16 bits and values in 8, int8 both in 8; each with one scale a place.
+enum class KvKind : std::uint8_t { f32 = 0, int16 = 1, int8 = 2 };
 
 constexpr int kPage = 64;          // token places of a page
 constexpr int kMaxHeadSize = 256;  // the integer sums of int8 fit 32 bits up to here
 
 // One page of one kv head: a block of keys, then a block of values. D is the head size, even and
 // at most kMaxHeadSize; C is D rounded up to whole tiles of 16.
-//   f32   keys [4 tiles][D][16 places] float             values [64 places][C] float
-//   bf16  keys [4 tiles][D/2][16 places][2 d] bf16       values [32 pairs][C][2 places] bf16
-//   int8  keys [4 tiles][D/4][16 places][4 d] q + 128    values [16 quads][C][4 places] int8
-//         (D/4 rounded up), then 64 float scales of keys, one a place, and 64 of values
+//   f32   keys [D][64 places] float             values [64 places][C] float
+//   int16 keys [D/2][64 places][2 d] int16      values [16 quads][C][4 places] int8
+//   int8  keys [D/4][64 places][4 d] q + 128    values [16 quads][C][4 places] int8
+//         (D/4 rounded up); then 64 float scales of keys, one a place, and 64 of values
 // A tile is 16 places, so that one 64-byte line of keys serves 16 scores and one line of values 16
 // sums. The memory of a new block must hold finite numbers (zeros, or another sequence's values).
 std::size_t kv_block_bytes(KvKind kind, int head_size);  // keys + values, a multiple of 64
 
-// Running softmax of one query row: maximum, sum, and the mixed values [D] (not normalised).
+constexpr int kPagesAtOnce = 4;             // pages with one softmax: its slow steps are rarer
+constexpr int kBlocksAhead = kPagesAtOnce;  // blocks that are fetched before their turn
+
+// Running softmax in base 2 of one query row: maximum, sum, and the mixed values [D] (not
+// normalised).
 struct Partial {
   float maximum;
   float sum;
@@ -156,11 +161,15 @@ struct Kernels {
   // Store one key and one value [D] (after RoPE) at place `place` (0 ... 63) of a block.
   void (*kv_write)(KvKind kind, std::uint8_t* block, int place, const float* key,
                    const float* value, int head_size);
-  // `rows` queries [rows][D], already scaled by 1/sqrt(D), against `pages` blocks in order. Query r
-  // sees the first visible[r] places of these pages (0: none). Starts from an empty partial: page
-  // by page, maximum, exp, sum and mix are merged into out[r] in that order.
+  // `rows` queries [rows][D], already scaled by log2(e)/sqrt(D), against `pages` blocks in order.
+  // Query r sees the first visible[r] places of these pages (0: none). kPagesAtOnce pages at a
+  // time, maximum, powers, sum and mix are merged into out[r] in order; out[r] is what came before,
+  // or empty (-inf, 0, zeros). `blocks` has `more` blocks after these, which the caller wants next:
+  // they are fetched meanwhile.
   void (*attend)(KvKind kind, const float* queries, int rows, const std::uint8_t* const* blocks,
-                 int pages, const int* visible, int head_size, Partial* out);
+                 int pages, int more, const int* visible, int head_size, Partial* out);
+  // Begins to read memory that is needed soon.
+  void (*fetch)(const std::uint8_t* memory, std::size_t bytes);
   // total = total merged with part (part may be empty: sum 0), in that order.
   void (*merge)(Partial& total, const Partial& part, int head_size);
 };

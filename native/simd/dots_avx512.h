@@ -1,4 +1,4 @@
-// What attention multiplies lines of keys and values with, for AVX-512 (BF16, VNNI).
+// What attention multiplies lines of keys and values with, for AVX-512 (VNNI).
 #pragma once
 
 #include "simd/avx512.h"
@@ -12,6 +12,31 @@ inline V scale_unless_below(V p, V n, V x, float lowest) {
   return {_mm512_maskz_scalef_ps(kept, p.v, n.v)};
 }
 
+// Of lanes that are not negative, the greater; NaN counts as greater than infinity.
+inline V greater_bits(V a, V b) {
+  return {
+      _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
+}
+// Lane i: the greatest lane of x[i], in that sense; the others repeat. A tree that halves pairs of
+// vectors together.
+inline V maxima(const V (&x)[8]) {
+  V two[4], four[2];
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = x[2 * i].v, b = x[2 * i + 1].v;
+    two[i] = greater_bits({_mm512_unpacklo_ps(a, b)}, {_mm512_unpackhi_ps(a, b)});
+  }
+  for (int i = 0; i < 2; ++i) {
+    const __m512d a = _mm512_castps_pd(two[2 * i].v), b = _mm512_castps_pd(two[2 * i + 1].v);
+    four[i] = greater_bits({_mm512_castpd_ps(_mm512_unpacklo_pd(a, b))},
+                           {_mm512_castpd_ps(_mm512_unpackhi_pd(a, b))});
+  }
+  // Quarters of both: 0 and 2 beside 1 and 3, then those beside each other.
+  const V half = greater_bits({_mm512_shuffle_f32x4(four[0].v, four[1].v, 0x88)},
+                              {_mm512_shuffle_f32x4(four[0].v, four[1].v, 0xdd)});
+  const V whole = greater_bits(half, {_mm512_shuffle_f32x4(half.v, half.v, 0xb1)});
+  return {_mm512_shuffle_f32x4(whole.v, whole.v, 0x88)};
+}
+
 // Loads a line once: GCC would rather load it again for each row.
 inline B hold_line(const std::uint8_t* p) {
   B line = load_bytes(p);
@@ -21,6 +46,9 @@ inline B hold_line(const std::uint8_t* p) {
   return line;
 }
 
+inline void store_bytes(std::uint8_t* p, I a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+}
 inline void store_terms(std::uint8_t* high, std::uint8_t* low, I x, I carry) {
   const __m512i above = _mm512_srai_epi32(_mm512_add_epi32(x.v, carry.v), 8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(above));
@@ -32,44 +60,24 @@ inline I join_terms(I high, I low) {
 
 constexpr int kLineTiles = 4, kQuadTiles = 2;
 
-// Lines are [16 lanes][2] bf16, factors the sum of `terms` bf16 (two hold 16 bits of a float).
-template <int terms>
+// Lines are [16 lanes][2] int16, factors int16. Exact as long as the whole sum fits 32 bits.
 struct PairDot {
   static constexpr int tiles = 4;  // whose sums lie in registers together
-  using Acc = V;
+  static constexpr bool scaled = false;
+  using Acc = I;
   using Line = B;
-  struct Factor {
-    __m512bh term[terms];
-  };
-  static void prepare(const V* x, int count, std::uint32_t* factors) {
-    auto* halves = reinterpret_cast<std::uint16_t*>(factors);
-    for (int i = 0; i < count; i += kLanes) {
-      V rest = x[i / kLanes];
-      for (int term = 0; term < terms; ++term) {
-        const __m256i near = (__m256i)_mm512_cvtneps_pbh(rest.v);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(halves + term * count + i), near);
-        const __m512i exact = _mm512_slli_epi32(_mm512_cvtepu16_epi32(near), 16);
-        rest = sub(rest, {_mm512_castsi512_ps(exact)});
-      }
-    }
+  using Factor = B;
+  static void prepare(const I* x, int count, std::uint32_t* factors) {
+    auto* to = reinterpret_cast<std::int16_t*>(factors);
+    for (int i = 0; i < count; i += kLanes) store_int16(to + i, x[i / kLanes]);
   }
-  static Acc begin(std::int32_t) { return zero(); }
+  static Acc begin(std::int32_t start) { return broadcast_int(start); }
   static Line line(const std::uint8_t* p) { return hold_line(p); }
-  static Factor factor(const std::uint32_t* factors, int step, int steps) {
-    Factor out;
-    for (int term = 0; term < terms; ++term) {
-      out.term[term] =
-          (__m512bh)_mm512_set1_epi32(static_cast<std::int32_t>(factors[term * steps + step]));
-    }
-    return out;
+  static Factor factor(const std::uint32_t* factors, int step, int) {
+    return broadcast_bytes(factors + step);
   }
-  static Acc step(Acc acc, Line a, Factor x) {
-    for (int term = 0; term < terms; ++term) {
-      acc.v = _mm512_dpbf16_ps(acc.v, (__m512bh)a.v, x.term[term]);
-    }
-    return acc;
-  }
-  static V end(Acc acc) { return acc; }
+  static Acc step(Acc acc, Line a, Factor x) { return {_mm512_dpwssd_epi32(acc.v, a.v, x.v)}; }
+  static V end(Acc acc) { return to_float(acc); }
 };
 
 }  // namespace

@@ -17,8 +17,23 @@ inline V scale_unless_below(V p, V n, V x, float lowest) {
     return p.lane[i] * float_of(static_cast<std::uint32_t>(exponent) << 23);
   });
 }
+// Of lanes that are not negative, the greater; NaN counts as greater than infinity.
+inline V greater_bits(V a, V b) {
+  return lanes<V>(
+      [&](int i) { return bits_of(a.lane[i]) > bits_of(b.lane[i]) ? a.lane[i] : b.lane[i]; });
+}
+// Lane i: the greatest lane of x[i], in that sense; the others are 0.
+inline V maxima(const V (&x)[8]) {
+  float out[kLanes] = {};
+  for (int i = 0; i < 8; ++i) out[i] = greatest_magnitude(x[i], x[i]);
+  return load(out);
+}
 inline B hold_line(const std::uint8_t* p) { return load_bytes(p); }
 
+// The low bytes of 16 factors.
+inline void store_bytes(std::uint8_t* p, I a) {
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<std::uint8_t>(a.lane[i]);
+}
 // The two bytes of 16 factors; `carry` is added before the high one is taken.
 inline void store_terms(std::uint8_t* high, std::uint8_t* low, I x, I carry) {
   for (int i = 0; i < kLanes; ++i) {

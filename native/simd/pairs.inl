@@ -1,35 +1,40 @@
-// Dot products with pairs of bf16 by FMA: for policies without a bf16 product of their own.
+// Dot products with pairs of 16-bit whole numbers, in plain C++.
 
 namespace smollm2 {
 namespace {
 
-// Lines are [16 lanes][2] bf16. Factors stay float, so that more terms would add nothing.
-template <int terms>
+// Lines are [16 lanes][2] int16, factors int16. Exact as long as the whole sum fits 32 bits.
 struct PairDot {
   static constexpr int tiles = 1;  // whose sums lie in registers together
-  using Acc = V;
+  static constexpr bool scaled = false;
+  using Acc = I;
   struct Line {
-    V even, odd;
+    I even, odd;
   };
   struct Factor {
-    V even, odd;
+    std::int32_t even, odd;
   };
-  static void prepare(const V* x, int count, std::uint32_t* factors) {
-    auto* to = reinterpret_cast<float*>(factors);
-    for (int i = 0; i < count; i += kLanes) store(to + i, x[i / kLanes]);
+  static void prepare(const I* x, int count, std::uint32_t* factors) {
+    auto* to = reinterpret_cast<std::int16_t*>(factors);
+    for (int i = 0; i < count; i += kLanes) store_int16(to + i, x[i / kLanes]);
   }
-  static Acc begin(std::int32_t) { return zero(); }
+  static Acc begin(std::int32_t start) { return broadcast_int(start); }
   static Line line(const std::uint8_t* p) {
-    const B pairs = load_bytes(p);
-    return {even_bf16(pairs), odd_bf16(pairs)};
+    std::int16_t x[2 * kLanes];
+    std::memcpy(x, p, sizeof x);
+    return {lanes<I>([&](int i) { return std::int32_t{x[2 * i]}; }),
+            lanes<I>([&](int i) { return std::int32_t{x[2 * i + 1]}; })};
   }
   static Factor factor(const std::uint32_t* factors, int step, int) {
-    float x[2];
-    std::memcpy(x, factors + 2 * step, sizeof x);
-    return {broadcast(x[0]), broadcast(x[1])};
+    std::int16_t x[2];
+    std::memcpy(x, factors + step, sizeof x);
+    return {x[0], x[1]};
   }
-  static Acc step(Acc acc, Line a, Factor x) { return fma(a.odd, x.odd, fma(a.even, x.even, acc)); }
-  static V end(Acc acc) { return acc; }
+  static Acc step(Acc acc, Line a, Factor x) {
+    return lanes<I>(
+        [&](int i) { return acc.lane[i] + a.even.lane[i] * x.even + a.odd.lane[i] * x.odd; });
+  }
+  static V end(Acc acc) { return to_float(acc); }
 };
 
 }  // namespace

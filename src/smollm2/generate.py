@@ -46,7 +46,7 @@ def load(
     terminal shows it). ``strict=False`` tolerates tensors that the model does not have, and
     mixed dtypes. ``backend`` computes: ``"numpy"`` in float32, ``"native"`` with the kernels of
     this CPU; the latter has the options ``quant`` (``"q8"``, ``"q4"``, ``"bf16"``, ``"f32"``,
-    ``"q16"``; by default as the file is, or q8), ``threads`` and ``kv`` (``"bf16"``, ``"f32"``,
+    ``"q16"``; by default as the file is, or q8), ``threads`` and ``kv`` (``"int16"``, ``"f32"``,
     ``"int8"``).
 
     Raises ``ModelNotFoundError``, ``DownloadError``, ``FormatError``, ``ConfigError`` or

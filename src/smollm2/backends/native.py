@@ -26,7 +26,7 @@ Floats = NDArray[np.float32]
 QUANTS: Final = ("f32", "bf16", "q16", "q8", "q4")
 """Kinds that weights can be converted to."""
 
-KV_KINDS: Final = ("f32", "bf16", "int8")
+KV_KINDS: Final = ("f32", "int16", "int8")
 """Kinds of stored keys and values."""
 
 PAGE: Final = 64
@@ -208,7 +208,7 @@ class NativeBackend:
         there is a kind for it (Q8_0, Q4_0, Q4_1) and as q8 otherwise, and dense ones as q8.
         With q8 and q4, embedding and head are q8. ``threads`` defaults to the physical cores
         that this process may use, and is never more than its CPUs. ``kv`` is one of
-        ``KV_KINDS``: by default bf16, but f32 where ``quant`` is f32 or q16.
+        ``KV_KINDS``: by default int16, but f32 where ``quant`` is f32, q16 or bf16.
 
         Raises ``InputError`` for an unknown option or SMOLLM2_ISA, and ``CheckpointError`` for
         weights that cannot be quantized.
@@ -229,7 +229,7 @@ class NativeBackend:
             engine = _native.Engine(numbers, config.rms_norm_eps, matrices, gains, threads)
         except RuntimeError as error:
             raise InputError(str(error)) from None
-        default = "f32" if quant in ("f32", "q16") else "bf16"
+        default = "f32" if quant in ("f32", "q16", "bf16") else "int16"
         return NativeModel(config, engine, kv=kv or default, kinds=set(kinds.values()))
 
 

@@ -30,8 +30,9 @@ struct PassInput {
 
 // The phases of a layer, with a barrier after each:
 //   norm and QKV | RoPE, store | attention | output, residual | norm, gate, up | down, residual
-// In decode, RoPE and storing belong to attention. A column of a product and a query row belong to
-// one worker, which adds in one order: the result does not depend on the number of workers.
+// In decode, RoPE and storing belong to attention. A column of a product and a query row are
+// computed by one worker, whichever takes them, in one order: the result does not depend on the
+// workers.
 class Pass {
  public:
   Pass(const PassInput& input, Workspace& space, SharedBlocks& shared, Shares& shares,

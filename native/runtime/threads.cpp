@@ -47,7 +47,8 @@ struct Patience {
     } while (gate.count() == old && at < start + spin);
     while (gate.count() == old) gate.sleep(old);
     const bool brief = now() - start < kLongestSpin;
-    spin = std::clamp(brief ? spin * 2 : spin / 2, std::min(longest, kShortestSpin), longest);
+    const Nanoseconds shortest = std::min(longest, kShortestSpin);
+    spin = brief ? std::min(longest, spin + spin / 4) : shortest;
   }
 };
 
@@ -66,7 +67,8 @@ struct Threads::Team {
   bool stopping = false;
   std::mutex mutex;  // guards error
   std::exception_ptr error;
-  std::vector<Alone<Patience>> patience;
+  std::vector<Alone<Patience>> patience;       // at barriers
+  std::vector<Alone<Patience>> between;        // between runs, where waits may well be long
   std::vector<Alone<std::atomic<int>>> cores;  // where each worker was last seen
   std::vector<std::thread> threads;
 
@@ -77,7 +79,8 @@ struct Threads::Team {
     if (shares_core(worker)) {
       while (gate.count() == old) gate.sleep(old);
     } else {
-      patience[static_cast<std::size_t>(worker)].value.wait(gate, old);
+      auto& own = &gate == &epoch.value ? patience : between;
+      own[static_cast<std::size_t>(worker)].value.wait(gate, old);
     }
   }
 
@@ -139,6 +142,7 @@ void Threads::start() {
   // With fewer cores than workers, whoever spins keeps another from working.
   if (count_ > available_cores()) patience.longest = patience.spin = kShortestSpin;
   team_->patience.assign(static_cast<std::size_t>(count_), Alone<Patience>{patience});
+  team_->between = team_->patience;
   team_->cores = std::vector<Alone<std::atomic<int>>>(static_cast<std::size_t>(count_));
   for (int worker = 1; worker < count_; ++worker) {
     team_->threads.emplace_back([team = team_.get(), worker] { team->live(worker); });

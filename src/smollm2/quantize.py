@@ -88,8 +88,37 @@ class Quantized:
         return out.reshape(self.shape)
 
 
-Weight: TypeAlias = NDArray[Any] | Quantized | Packed
-"""A kind of weight: a dense array, a quantized one, or one in the kernels' layout."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Scaled:
+    """A matrix whose rows, columns or both are multiplied with factors whenever it is read.
+
+    ``rows`` [R] and ``columns`` [C] are of the matrix [R, C].
+    """
+
+    base: NDArray[Any] | Quantized
+    rows: Floats | None = field(default=None, repr=False)
+    columns: Floats | None = field(default=None, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns."""
+        return self.base.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes stored, factors not counted."""
+        return self.base.nbytes
+
+    def dequantize(self) -> Floats:
+        """All values, in ``shape``."""
+        values = as_float32(self.base)
+        if self.columns is not None:
+            values = values * self.columns
+        return values if self.rows is None else values * self.rows[:, None]
+
+
+Weight: TypeAlias = NDArray[Any] | Quantized | Packed | Scaled
+"""A kind of weight: a dense array, a quantized one, one in the kernels' layout, a scaled one."""
 
 
 def kind_of(weight: Weight) -> str:
@@ -99,6 +128,8 @@ def kind_of(weight: Weight) -> str:
     """
     if isinstance(weight, Quantized | Packed):
         return weight.kind
+    if isinstance(weight, Scaled):
+        return "F32"
     kind = kind_of_dtype(weight.dtype)
     if kind is None:
         raise InputError(f"a weight cannot be an array of {weight.dtype}")
@@ -110,7 +141,7 @@ def as_float32(weight: Weight) -> Floats:
 
     Raises ``InputError`` for arrays of integers, which are no weights by themselves.
     """
-    if isinstance(weight, Quantized | Packed):
+    if isinstance(weight, Quantized | Packed | Scaled):
         return weight.dequantize()
     if kind_of(weight) not in _FLOATS:
         raise InputError(f"a weight must be floating-point, not {weight.dtype}")
@@ -129,7 +160,7 @@ def kind_without_loss(weight: Weight) -> str | None:
     if isinstance(weight, Quantized):
         return WITHOUT_LOSS.get(weight.kind)
     kind = kind_of(weight)
-    if kind == "F64":
+    if kind == "F64" or isinstance(weight, Scaled):
         return None
     return "bf16" if kind == "BF16" or fits_bf16(as_float32(weight)) else "f32"
 
@@ -145,7 +176,7 @@ def pack_weight(weight: Weight, kind: str, *, threads: int = 1) -> Packed:
     elif isinstance(weight, Quantized):
         if WITHOUT_LOSS.get(weight.kind) == kind:
             return _packed(weight.data, weight.kind, weight.shape, kind, threads)
-    elif kind_of(weight) in PACKABLE:
+    elif not isinstance(weight, Scaled) and kind_of(weight) in PACKABLE:
         return _packed(row_bytes(weight), kind_of(weight), weight.shape, kind, threads)
     return _packed(row_bytes(as_float32(weight)), "F32", weight.shape, kind, threads)
 

@@ -1,0 +1,135 @@
+"""Smoothing: what is hard to round moves from activations into weights, before 8 or 4 bit are made.
+
+An input channel of a product is divided by s, and its column of the weights multiplied by s:
+
+    s = sqrt(rms of the channel / greatest magnitude in its column)
+
+so that both have about the same range. The division is folded into what writes the channel (the
+norm's gain, the rows of up, the rows of the values), so that the model computes the same and costs
+the same. Source: Xiao et al. 2023 (SmoothQuant), with the root mean square for the maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smollm2.backends.numpy import NumpyOps, Plan
+from smollm2.batch import Batch, Span
+from smollm2.config import Config
+from smollm2.model import hidden
+from smollm2.quantize import Quantized, Scaled, Weight, as_float32
+from smollm2.weights import Attention, Block, Mlp, Weights
+
+Floats = NDArray[np.float32]
+
+SMOOTHED = ("q8", "q4", "q4m")
+"""Kinds whose activations are rounded as well, so that smoothing pays."""
+
+TOKENS = 1024
+"""Tokens of a calibration text that are read."""
+
+_SEGMENT = 256
+_LEAST = 1e-6  # of the greatest channel, so that a silent one asks for no endless factor
+
+
+def calibration_text() -> str:
+    """The text that comes with the package: prose, chat, code, tables, several languages."""
+    return files("smollm2").joinpath("calibration.txt").read_text(encoding="utf-8")
+
+
+def smoothed(config: Config, weights: Weights[Weight], ids: Sequence[int]) -> Weights[Weight]:
+    """The same model with weights that round better; ``ids`` is a text like those it will read.
+
+    Nothing dense is held: factors are applied when a weight is read. Where activations are not
+    finite, or all zero, weights stay as they are.
+    """
+    squares = _mean_squares(config, weights, ids[:TOKENS])
+    blocks = tuple(_smoothed(config, block, squares) for block in weights.blocks)
+    return Weights(weights.token_embedding, blocks, weights.final_norm, weights.head)
+
+
+class _Recorder(NumpyOps):
+    """Runs weights of any kind, one matrix in memory at a time, and looks at their inputs."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.squares: dict[int, NDArray[np.float64]] = {}
+
+    def embed(self, table: Any, plan: Plan) -> Floats:
+        ids = plan.batch.ids
+        return as_float32(table.take_rows(ids) if isinstance(table, Quantized) else table[ids])
+
+    def rms_norm(self, x: Floats, weight: Any) -> Floats:
+        return super().rms_norm(x, as_float32(weight))
+
+    def linear(self, x: Floats, weight: Any) -> Floats:
+        # The first token is not left out: all others attend to it, and some of its channels are a
+        # thousand times as great as theirs.
+        self.squares[id(weight)] = np.einsum("tc,tc->c", x, x, dtype=np.float64)
+        return super().linear(x, as_float32(weight))
+
+
+def _mean_squares(
+    config: Config, weights: Weights[Weight], ids: Sequence[int]
+) -> dict[int, NDArray[np.float64]]:
+    """Sums of squares of each matrix's input channels, by the identity of the matrix."""
+    ops = _Recorder(config)
+    size = min(_SEGMENT, config.max_position_embeddings)
+    spans = [Span(0, 0, ids[start : start + size], "none") for start in range(0, len(ids), size)]
+    with np.errstate(all="ignore"):
+        hidden(weights, ops, ops.plan(Batch.build(spans), None))
+    return ops.squares
+
+
+def _smoothed(
+    config: Config, block: Block[Weight], squares: dict[int, NDArray[np.float64]]
+) -> Block[Weight]:
+    attention, mlp = block.attention, block.mlp
+    into_qkv = _factors(
+        squares, attention.query, (attention.query, attention.key, attention.value)
+    )
+    into_mlp = _factors(squares, mlp.gate, (mlp.gate, mlp.up))
+    into_down = _factors(squares, mlp.down, (mlp.down,))
+    # Query heads that share a kv head read the same values.
+    into_output = _factors(squares, attention.output, (attention.output,))
+    shape = (config.num_key_value_heads, -1, config.head_dim)
+    of_values: Floats = np.exp(np.log(into_output).reshape(shape).mean(axis=1))
+    group = config.num_attention_heads // config.num_key_value_heads
+    into_output = np.repeat(of_values[:, None], group, axis=1).reshape(-1)
+    return Block(
+        input_norm=as_float32(block.input_norm) / into_qkv,
+        attention=Attention(
+            query=Scaled(attention.query, columns=into_qkv),
+            key=Scaled(attention.key, columns=into_qkv),
+            value=Scaled(attention.value, rows=1 / of_values.reshape(-1), columns=into_qkv),
+            output=Scaled(attention.output, columns=into_output),
+        ),
+        post_attention_norm=as_float32(block.post_attention_norm) / into_mlp,
+        mlp=Mlp(
+            gate=Scaled(mlp.gate, columns=into_mlp),
+            up=Scaled(mlp.up, rows=1 / into_down, columns=into_mlp),
+            down=Scaled(mlp.down, columns=into_down),
+        ),
+    )
+
+
+def _factors(
+    squares: dict[int, NDArray[np.float64]], read: Weight, weights: Iterable[Weight]
+) -> Floats:
+    """What to multiply each column of ``weights`` with, whose input is that of ``read``."""
+    channel = np.sqrt(squares.get(id(read), np.zeros(read.shape[1])))
+    column = np.zeros(read.shape[1])
+    for weight in weights:
+        np.maximum(column, np.abs(as_float32(weight)).max(axis=0), out=column)
+    for part in (channel, column):
+        if not (np.isfinite(part).all() and part.any()):
+            return np.ones(len(part), dtype=np.float32)
+        np.maximum(part, _LEAST * part.max(), out=part)
+    factors = np.sqrt(channel / column)
+    factors /= np.exp(np.log(factors).mean())
+    return factors.astype(np.float32)

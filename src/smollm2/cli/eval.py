@@ -16,7 +16,7 @@ from smollm2.errors import InputError
 def eval_(
     text: Annotated[Path, typer.Option("--text", metavar="FILE", help="Text to read, in UTF-8.")],
     model: options.Model = options.DEFAULT_MODEL,
-    backend: options.Backend = "native",
+    backend: options.Backend = None,
     quant: Annotated[
         list[str] | None,
         typer.Option("--quant", metavar="KIND", help="Kind of weights; repeatable."),

@@ -52,7 +52,12 @@ Stop = Annotated[
     typer.Option("--stop", metavar="TEXT", help=r"End before TEXT (\n is a newline); repeatable."),
 ]
 Backend = Annotated[
-    str, typer.Option("--backend", metavar="NAME", help="What computes: native or numpy.")
+    str | None,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="What computes: native or numpy.  [default: native, if it is here]",
+    ),
 ]
 Quant = Annotated[
     str | None,

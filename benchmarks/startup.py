@@ -1,59 +1,80 @@
-"""How long a user waits: import, --help, and the first token, as wall time of whole processes.
+"""How long a user waits and how much memory it takes, as seen from outside of the process.
 
-    python benchmarks/startup.py [--repeats 5]
+    python benchmarks/startup.py [--model model.smol] [--repeats 9]
 
-Prints the median of each beside that of a bare interpreter, with the machine. The model is the
-one that ``smollm2 run`` takes by default and has to be here already.
+Prints the median of each case turn by turn with the others, beside a bare interpreter: the end of
+the process, and of ``smollm2 run`` the first byte of the answer, and the peak of its resident
+memory (what is mapped of a file included) over 100 tokens. The model is the one that ``smollm2
+run`` takes by default unless ``--model`` names another, and has to be here already.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
 CASES = {
     "python": ["-c", "pass"],
     "import smollm2": ["-c", "import smollm2"],
     "import numpy": ["-c", "import numpy"],
     "smollm2 --help": ["-m", "smollm2", "--help"],
-    "first token": [
-        "-m",
-        "smollm2",
-        "run",
-        "--offline",
-        "-p",
-        "The capital of France is",
-        "-n",
-        "1",
-    ],
 }
+PROMPT = "The capital of France is"
 
 
-def seconds(arguments: list[str]) -> float:
-    """Wall time of one process."""
+class Run(NamedTuple):
+    """One process: seconds to its first byte on stdout and to its end, and peak memory in MB."""
+
+    first: float
+    end: float
+    peak: float
+
+
+def measure(arguments: list[str]) -> Run:
+    """Run one process."""
     started = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-    return time.perf_counter() - started
+    process = subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)
+    first = time.perf_counter() - started
+    process.stdout.read()
+    process.stdout.close()
+    _, status, usage = os.wait4(process.pid, 0)
+    end = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(arguments)} ended with {process.returncode}")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return Run(first, end, usage.ru_maxrss * unit / 1e6)
 
 
 def main() -> None:
     """Measure all cases turn by turn, so that a busy moment touches each alike."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
-    times: dict[str, list[float]] = {name: [] for name in CASES}
-    for _ in range(repeats):
-        for name, arguments in CASES.items():
-            times[name].append(seconds(arguments))
-    print(f"{platform.machine()}, Python {platform.python_version()}, median of {repeats}")
-    bare = statistics.median(times["python"])
-    for name, values in times.items():
-        median = statistics.median(values)
-        print(f"{name:<16} {median:6.3f} s  {median - bare:+6.3f} s over the interpreter")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", help="name, folder or file; by default that of smollm2 run")
+    parser.add_argument("--repeats", type=int, default=9)
+    options = parser.parse_args()
+    model = ["-m", options.model] if options.model else []
+    run = ["-m", "smollm2", "run", "--offline", "--no-echo", "-p", PROMPT, *model]
+    cases = CASES | {"first token": [*run, "-n", "1"], "100 tokens": [*run, "-n", "100"]}
+    runs: dict[str, list[Run]] = {name: [] for name in cases}
+    for _ in range(options.repeats):
+        for name, arguments in cases.items():
+            runs[name].append(measure(arguments))
+    print(f"{platform.machine()}, Python {platform.python_version()}, median of {options.repeats}")
+    for name, found in runs.items():
+        end = statistics.median(each.end for each in found)
+        print(f"{name:<16} {end:6.3f} s  {max(each.peak for each in found):6.0f} MB")
+    first = statistics.median(each.first for each in runs["first token"])
+    print(f"process start to first token: {first:.3f} s")
 
 
 if __name__ == "__main__":

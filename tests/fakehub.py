@@ -217,7 +217,7 @@ class RecordedProgress:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def start(self, name: str, total: int | None) -> None:
+    def start(self, name: str, total: int | None, verb: str = "fetching") -> None:
         assert not self.running
         self.running = True
         self.files.append((name, total, 0))

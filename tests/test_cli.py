@@ -261,14 +261,14 @@ def test_the_readme_command(real_gguf: Path, capsys: pytest.CaptureFixture) -> N
 @pytest.mark.weights
 def test_a_question_without_chat(real_gguf: Path, capsys: pytest.CaptureFixture) -> None:
     """Not a word where the model ends at once, but a hint at what was meant."""
-    command = ["run", "-m", str(real_gguf), "What is the capital of France?", "-n", "9"]
+    command = ["run", "-m", str(real_gguf), "What is the capital of Germany?", "-n", "9"]
     assert main(command) == 0
     out, err = capsys.readouterr()
     assert out == ""
     assert err.endswith("the model ended at once: to ask a question, add --chat\n")
     assert main([*command, "--chat"]) == 0
     out, err = capsys.readouterr()
-    assert "Paris" in out
+    assert out == "The capital of Germany is Berlin.\n"
     assert "add --chat" not in err
 
 

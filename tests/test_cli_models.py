@@ -16,6 +16,7 @@ import pytest
 from smollm2 import Tokenizer
 from smollm2.cli import main
 from smollm2.cli.loading import size_text
+from smollm2.prepared import FILE
 from smollm2.template import SMOLLM2_TEMPLATE
 from tests.cli_session import Screen, write_model
 from tests.fakehub import NEEDED, FakeHub, fake_hub
@@ -73,7 +74,7 @@ def test_a_broken_connection_is_one_line_still(hub: FakeHub, capsys: Capture) ->
 
 def test_pull_in_a_terminal(hub: FakeHub, home: Path) -> None:
     hub.cut["model.safetensors"] = 1
-    with Screen("pull", NAME) as screen:
+    with Screen("pull", NAME, "--no-prepare") as screen:
         assert screen.exit_code() == 0
         *bars, said, path = screen.lines
     assert [bar.split()[0] for bar in bars] == FILES
@@ -130,6 +131,48 @@ def test_verify(hub: FakeHub, capsys: Capture) -> None:
         f"error: 1 of {len(FILES)} files of {NAME} are damaged: "
         f"smollm2 pull --force {NAME} fetches them again\n"
     )
+
+
+def test_what_is_prepared_is_said_listed_and_verified(
+    model: Path, hub: FakeHub, capsys: Capture
+) -> None:
+    hub.files = {file.name: file.read_bytes() for file in model.iterdir()}
+    assert main(["pull", NAME]) == 0
+    out, err = capsys.readouterr()
+    smol = Path(out.rstrip("\n")) / FILE
+    size = size_text(smol.stat().st_size)
+    *_, preparing, here, prepared = err.splitlines()
+    assert preparing.startswith(f"preparing {FILE} (")
+    assert here.startswith(f"{NAME} is here: ")
+    assert prepared == f"{FILE} is prepared: {size}"
+    assert main(["list"]) == 0
+    name, total, formats, *_ = capsys.readouterr().out.split("\t")
+    assert (name, formats) == (NAME, "safetensors, smol")
+    files = [file for file in smol.parent.iterdir() if file.name != "manifest.json"]
+    assert total == size_text(sum(file.stat().st_size for file in files))
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["prepared"] == str(smol)
+    assert main(["verify", NAME]) == 0
+    assert f"ok\t{FILE}\t{size}\n" in capsys.readouterr().out
+    raw = bytearray(smol.read_bytes())
+    raw[-1] ^= 1
+    smol.write_bytes(raw)
+    assert main(["verify", NAME]) == 1
+    out, err = capsys.readouterr()
+    assert f"bad\t{FILE}\ttensor 'model.norm.weight' is damaged" in out
+    assert err.endswith(f"are damaged: smollm2 pull {NAME} makes it again\n")
+    assert main(["verify", str(smol)]) == 1
+    assert capsys.readouterr().err.endswith("are damaged: smollm2 export writes it again\n")
+    assert main(["pull", NAME]) == 0
+    assert main(["verify", NAME]) == 0
+
+
+def test_a_pull_need_not_prepare(model: Path, hub: FakeHub, capsys: Capture) -> None:
+    hub.files = {file.name: file.read_bytes() for file in model.iterdir()}
+    assert main(["pull", NAME, "--no-prepare"]) == 0
+    out, err = capsys.readouterr()
+    assert "prepar" not in err
+    assert not (Path(out.rstrip("\n")) / FILE).exists()
 
 
 def test_show(model: Path, capsys: Capture) -> None:

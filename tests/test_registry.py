@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 
 from smollm2.errors import InputError, ModelNotFoundError, OfflineError, SmolLM2Error
 from smollm2.registry import MODELS, LineProgress, home, models, pull, resolve, store, verify
+from smollm2.registry.manifest import ORIGINS
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +116,7 @@ def test_any_text_stays_in_the_store_or_is_refused(name: str) -> None:
         source = models._source_of(name)
     except SmolLM2Error:
         return
-    for origin in store.ORIGINS:
+    for origin in ORIGINS:
         folder = store.folder_of(name, origin)
         assert folder.parent == store.root()
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,220}", folder.name)
@@ -143,7 +144,7 @@ def test_names_of_a_hub(name: str, repo: str, revision: str) -> None:
 
 def test_different_names_have_different_folders() -> None:
     names = [*MODELS, "a/b", "a/b@c", "a/b@pypi", "a_/b", "a/b_c", "smollm2-135m-instruct/pypi"]
-    folders = [store.folder_of(name, origin) for name in names for origin in store.ORIGINS]
+    folders = [store.folder_of(name, origin) for name in names for origin in ORIGINS]
     assert len(set(folders)) == len(folders)
 
 

@@ -98,6 +98,9 @@ def test_both_styles_of_merges(shared: Path) -> None:
     declaration["model"]["merges"] = [" ".join(pair) for pair in pairs]
     tokenizer = Tokenizer(declaration, source="made up")
     assert all(tokenizer.encode(case["text"]) == case["ids"] for case in GOLDEN)
+    declaration["model"]["merges"][::2] = pairs[::2]
+    mixed = Tokenizer(declaration, source="made up")
+    assert mixed.encode("1 plus 1") == tokenizer.encode("1 plus 1")
 
 
 def test_what_is_for_training_is_switched_off() -> None:

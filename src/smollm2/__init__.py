@@ -33,7 +33,8 @@ if TYPE_CHECKING:
         SmolLM2Error,
     )
     from smollm2.generate import SmolLM2, load
-    from smollm2.registry import list_models, pull, verify
+    from smollm2.prepared import pull, verify
+    from smollm2.registry import list_models
     from smollm2.results import Generation, Piece, Score, Stats
     from smollm2.sampling import SamplingParams
     from smollm2.streaming import Stream
@@ -62,9 +63,9 @@ _HOMES = {
     "list_models": "registry",
     "load": "generate",
     "load_checkpoint": "checkpoint",
-    "pull": "registry",
+    "pull": "prepared",
     "save_checkpoint": "checkpoint",
-    "verify": "registry",
+    "verify": "prepared",
 }
 
 __all__ = [

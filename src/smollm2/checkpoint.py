@@ -12,7 +12,6 @@ would be nothing to compute with.
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ import numpy as np
 from smollm2 import llama_gguf
 from smollm2.config import Config
 from smollm2.errors import CheckpointError, InputError
-from smollm2.files import atomic_write, json_bytes
+from smollm2.files import atomic_write, json_bytes, temporary_name
 from smollm2.formats.tensorfile import TensorEntry
 from smollm2.opening import CONFIG, GENERATION_CONFIG, SINGLE, Opened, Source, open_files, open_path
 from smollm2.quantize import Weight
@@ -55,17 +54,22 @@ class Checkpoint:
 
 
 def load_checkpoint(
-    path: Path | str, *, strict: bool = True, mapping: NameMapping | None = None
+    path: Path | str,
+    *,
+    strict: bool = True,
+    mapping: NameMapping | None = None,
+    verify: bool = False,
 ) -> Checkpoint:
     """Load a Hugging Face folder, a .gguf or .smol file, or a folder that holds just one.
 
     ``mapping`` renames the file's tensors first. Nothing is read of any tensor before the config
-    and the names, shapes and dtypes of all of them have been found to fit.
+    and the names, shapes and dtypes of all of them have been found to fit; but ``verify`` compares
+    the checksums of a .smol file's.
 
     Raises ``ModelNotFoundError``, ``FormatError`` for a broken file, ``ConfigError``,
     ``CheckpointError`` (one, with all that does not fit), ``TokenizerError``, ``TemplateError``.
     """
-    return _load(open_path(Path(path)), strict=strict, mapping=mapping)
+    return _load(open_path(Path(path), verify=verify), strict=strict, mapping=mapping)
 
 
 def load_files(config: Path, tokenizer: Path, weights: Path) -> Checkpoint:
@@ -256,7 +260,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder}: exists and is not an empty folder: give a new one")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = folder.with_name(temporary_name())
     temporary.mkdir()
     try:
         yield temporary

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +18,19 @@ _JSON_LIMIT = 100_000_000
 _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
+def temporary_name() -> str:
+    """A name that nothing else has, for what is not complete yet."""
+    return f".{os.urandom(8).hex()}.tmp"
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    import hashlib
+
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file that appears under ``path`` only when all of it is on the disk.
@@ -28,7 +40,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
     Raises ``OSError`` as ``open`` and ``write`` do; it names ``path``, not the temporary file.
     """
-    temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
+    temporary = path.parent / temporary_name()
     try:
         with temporary.open("xb") as file:
             yield file

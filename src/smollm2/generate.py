@@ -10,13 +10,15 @@ from typing import Any, Self, SupportsIndex, Unpack
 
 import numpy as np
 
-from smollm2 import registry
-from smollm2.backends import BackendOptions, CausalLM, get_backend
+from smollm2 import prepared, registry
+from smollm2.backends import BackendOptions, CausalLM, default_backend, get_backend
 from smollm2.chat import ChatSession
 from smollm2.checkpoint import Checkpoint, load_checkpoint
 from smollm2.config import Config
 from smollm2.errors import ContextLengthError, InputError, TokenizerError
+from smollm2.kinds import default_quant
 from smollm2.lane import Lane
+from smollm2.packing import Packed
 from smollm2.request import DEFAULT_MAX_TOKENS, Request
 from smollm2.results import Generation, Piece, Score
 from smollm2.sampling import SamplingOptions, SamplingParams, log_softmax
@@ -32,7 +34,7 @@ Prompt = str | Sequence[int]
 def load(
     name: str | Path = "smollm2-135m-instruct",
     *,
-    backend: str = "numpy",
+    backend: str | None = None,
     strict: bool = True,
     offline: bool | None = None,
     progress: registry.Progress | None = None,
@@ -44,18 +46,35 @@ def load(
     folder with a Hugging Face checkpoint, or a ``.gguf`` or ``.smol`` file. A name that is not on
     this machine yet is pulled first, unless ``offline``; ``progress`` is told of it (by default a
     terminal shows it). ``strict=False`` tolerates tensors that the model does not have, and
-    mixed dtypes. ``backend`` computes: ``"numpy"`` in float32, ``"native"`` with the kernels of
-    this CPU; the latter has the options ``quant`` (``"q8"``, ``"q4"``, ``"bf16"``, ``"f32"``,
-    ``"q16"``; by default as the file is, or q8), ``threads`` and ``kv`` (``"int16"``, ``"f32"``,
-    ``"int8"``).
+    mixed dtypes.
 
-    Raises ``ModelNotFoundError``, ``DownloadError``, ``FormatError``, ``ConfigError`` or
-    ``CheckpointError``.
+    ``backend`` computes: ``"native"`` with the kernels of this CPU, ``"numpy"`` in float32; by
+    default native, or NumPy with a warning where the extension is missing. Native has these
+    options. ``quant``: kind of the weights, ``"q8"``, ``"q4"``, ``"bf16"``, ``"f32"`` or
+    ``"q16"``; by default as the file is, or q8 for a dense one, and what has a name is mapped as
+    it was prepared when it was pulled. ``threads``: by default the physical cores. ``kv``: kind
+    of stored keys and values, ``"int16"``, ``"f32"`` or ``"int8"``. ``mmap=False``: copy the
+    weights of a .smol file into memory of this process; faster where the system maps files in
+    small pages, but processes no longer share them.
+
+    Raises ``ModelNotFoundError``, ``DownloadError``, ``FormatError``, ``ConfigError``,
+    ``CheckpointError`` or, for a backend that is not here, ``MissingDependencyError``.
     """
+    backend = backend or default_backend()
     chosen = get_backend(backend)
-    path = registry.resolve(name, offline=offline, progress=progress or registry.LineProgress())
-    checkpoint = load_checkpoint(path, strict=strict)
-    lm = chosen.load(checkpoint.config, checkpoint.weights, **options)
+    progress = progress or registry.LineProgress()
+    if backend == "native" and options.get("quant") is None:
+        checkpoint = prepared.open_model(name, strict=strict, offline=offline, progress=progress)
+    else:
+        path = registry.resolve(name, offline=offline, progress=progress)
+        checkpoint = load_checkpoint(path, strict=strict)
+    weights = checkpoint.weights
+    if backend == "native" and not any(isinstance(w, Packed) for _, w in weights.items()):
+        from smollm2.smoothing import easier_to_round
+
+        quant = options.get("quant") or default_quant(weight for _, weight in weights.items())
+        weights = easier_to_round(checkpoint, quant)
+    lm = chosen.load(checkpoint.config, weights, **options)
     return SmolLM2.from_checkpoint(checkpoint, lm)
 
 

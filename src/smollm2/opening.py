@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smollm2 import llama_gguf
 from smollm2.config import Config
-from smollm2.dart_model import config_of, tokenizer_of
 from smollm2.errors import CheckpointError, ConfigError, FormatError, ModelNotFoundError
 from smollm2.files import parse_json, read_json
-from smollm2.formats.dart import DartFile, open_dart
 from smollm2.formats.gguf import open_gguf
 from smollm2.formats.safetensors import open_index, open_safetensors
 from smollm2.formats.smol import BLOCK_BYTES, MAGIC, VERSION, open_smol
@@ -28,6 +26,9 @@ from smollm2.quantize import Quantized, Weight
 from smollm2.stacks import unstack
 from smollm2.state import NameMapping
 from smollm2.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from smollm2.formats.dart import DartFile
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -72,17 +73,20 @@ class Opened:
     restore: Callable[[str, Weight], Weight] = lambda _, weight: weight
 
 
-def open_path(path: Path) -> Opened:
-    """Open a Hugging Face folder, a .gguf or .smol file, or a folder that holds just one."""
+def open_path(path: Path, *, verify: bool = False) -> Opened:
+    """Open a Hugging Face folder, a .gguf or .smol file, or a folder that holds just one.
+
+    ``verify`` compares the checksums of all tensors of a .smol file.
+    """
     if path.is_file():
-        return _open_file(path)
+        return _open_file(path, verify=verify)
     if not path.is_dir():
         raise ModelNotFoundError(f"{path}: no such folder or file")
     stored = [name for name in (SINGLE, INDEX) if (path / name).is_file()]
     if len(stored) == 2:
         raise CheckpointError(f"{path}: holds both {SINGLE} and {INDEX}: keep one of them")
     if not stored:
-        return _open_file(_only_file(path))
+        return _open_file(_only_file(path), verify=verify)
     generation_config = path / GENERATION_CONFIG
     return _open_safetensors(
         path,
@@ -113,7 +117,7 @@ def open_files(config: Path, tokenizer: Path, weights: Path) -> Opened:
     )
 
 
-def _open_file(path: Path) -> Opened:
+def _open_file(path: Path, *, verify: bool) -> Opened:
     if path.suffix == ".gguf":
         return _open_gguf(path)
     try:
@@ -123,7 +127,7 @@ def _open_file(path: Path) -> Opened:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     if start[:4] == MAGIC or path.suffix == ".smol":
         old = start[:4] == MAGIC and int.from_bytes(start[4:], "little") < VERSION
-        return _open_dart(path) if old else _open_smol(path)
+        return _open_dart(path) if old else _open_smol(path, verify=verify)
     raise ModelNotFoundError(f"{path}: give a .gguf or .smol file, or the folder of a checkpoint")
 
 
@@ -181,8 +185,8 @@ def _open_gguf(path: Path) -> Opened:
     )
 
 
-def _open_smol(path: Path) -> Opened:
-    file = open_smol(path)
+def _open_smol(path: Path, *, verify: bool) -> Opened:
+    file = open_smol(path, verify=verify)
     texts = file.metadata
     if CONFIG not in texts:
         raise FormatError(f"{path}: there is no section {CONFIG}")
@@ -201,6 +205,9 @@ def _open_smol(path: Path) -> Opened:
 
 
 def _open_dart(path: Path) -> Opened:
+    from smollm2.dart_model import config_of, tokenizer_of
+    from smollm2.formats.dart import open_dart
+
     file = open_dart(path)
     return Opened(
         path=path,
@@ -228,9 +235,10 @@ def _source(file: TensorFile, entry: TensorEntry) -> Source:
 def _unstacked(file: TensorFile, config: Config) -> dict[str, Source]:
     """Tensors of a .smol file, with each stack's parts in its place."""
     sources: dict[str, Source] = {}
+    shapes = config.shapes
     for name, entry in file.entries.items():
         try:
-            parts = unstack(entry, config.shapes)
+            parts = unstack(entry, shapes)
         except CheckpointError as error:
             raise CheckpointError(f"{file.path}: {error}") from None
         found = (

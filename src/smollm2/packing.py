@@ -12,7 +12,6 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -165,6 +164,11 @@ def row_bytes(values: NDArray[Any]) -> Bytes:
     return array.view(np.uint8).reshape(len(array), -1)
 
 
+def has_extension() -> bool:
+    """Whether the extension is installed, which packed matrices are made for."""
+    return _extension("pack") is not None
+
+
 def _extension(name: str) -> Callable[..., Any] | None:
     """A function of the extension, None where that is not installed."""
     try:
@@ -250,7 +254,7 @@ def _place_floats(values: Floats, kind: str) -> Bytes:
         lines = blocks.transpose(0, 2, 3, 1)
     else:
         with np.errstate(invalid="ignore", over="ignore"):
-            pairs = blocks.astype(ml_dtypes.bfloat16).reshape(*blocks.shape[:3], BLOCK // 2, 2)
+            pairs = blocks.astype(DENSE_DTYPES["BF16"]).reshape(*blocks.shape[:3], BLOCK // 2, 2)
         lines = pairs.transpose(0, 2, 3, 1, 4)
     return np.ascontiguousarray(lines).view(np.uint8).reshape(rows // TILE_ROWS, -1)
 

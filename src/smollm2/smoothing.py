@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from smollm2.backends.numpy import NumpyOps, Plan
 from smollm2.batch import Batch, Span
+from smollm2.checkpoint import Checkpoint
 from smollm2.config import Config
 from smollm2.model import hidden
+from smollm2.packing import Packed
 from smollm2.quantize import Quantized, Scaled, Weight, as_float32
 from smollm2.weights import Attention, Block, Mlp, Weights
 
@@ -40,6 +42,22 @@ _LEAST = 1e-6  # of the greatest channel, so that a silent one asks for no endle
 def calibration_text() -> str:
     """The text that comes with the package: prose, chat, code, tables, several languages."""
     return files("smollm2").joinpath("calibration.txt").read_text(encoding="utf-8")
+
+
+def easier_to_round(
+    checkpoint: Checkpoint, quant: str | None, text: str | None = None
+) -> Weights[Weight]:
+    """Smooth a checkpoint's weights where they are to be rounded to 8 or 4 bit.
+
+    ``text`` is what to calibrate with, by default ``calibration_text()``. Weights come back as
+    they are for other kinds, where they are packed already, and without a tokenizer.
+    """
+    weights, tokenizer = checkpoint.weights, checkpoint.tokenizer
+    packed = any(isinstance(weight, Packed) for _, weight in weights.items())
+    if quant not in SMOOTHED or packed or tokenizer is None:
+        return weights
+    ids = tokenizer.encode(calibration_text() if text is None else text, allow_special=True)
+    return smoothed(checkpoint.config, weights, ids)
 
 
 def smoothed(config: Config, weights: Weights[Weight], ids: Sequence[int]) -> Weights[Weight]:

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from smollm2.errors import CheckpointError, InputError
 from smollm2.formats.safetensors import open_safetensors, write_safetensors
+from smollm2.formats.tensorfile import DENSE_DTYPES
 from smollm2.quantize import Weight, as_float32, kind_of
 
 _MAX_LISTED = 20
-_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
@@ -74,10 +74,10 @@ class State(Mapping[str, Weight]):
 
         Weights that are so already are not copied.
         """
-        if dtype not in _DTYPES:
-            raise InputError(f"dtype is {dtype!r}: it must be one of {', '.join(_DTYPES)}")
+        if dtype not in _KINDS:
+            raise InputError(f"dtype is {dtype!r}: it must be one of {', '.join(_KINDS)}")
         return State(
-            (name, as_float32(weight).astype(_DTYPES[dtype], copy=False))
+            (name, as_float32(weight).astype(DENSE_DTYPES[_KINDS[dtype]], copy=False))
             for name, weight in self.items()
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import Any, Protocol, TypedDict, Unpack
 
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 from smollm2.batch import Batch
 from smollm2.cache import Cache
 from smollm2.config import Config
-from smollm2.errors import ContextLengthError, InputError
+from smollm2.errors import ContextLengthError, InputError, MissingDependencyError
 from smollm2.weights import Weights
 
 BACKENDS = {"native": "smollm2.backends.native", "numpy": "smollm2.backends.numpy"}
 """Names that ``load(backend=…)`` knows, and the modules that hold them."""
+
+_EXTENSION = "smollm2._native"
 
 
 class CausalLM(Protocol):
@@ -46,12 +49,13 @@ class BackendOptions(TypedDict, total=False):
     """What ``load`` passes on to a backend, which refuses what it does not have.
 
     ``quant``: kind that weights are converted to; ``threads``: how many compute; ``kv``: kind of
-    stored keys and values.
+    stored keys and values; ``mmap``: whether weights are used where they lie in a file.
     """
 
     quant: str
     threads: int
     kv: str
+    mmap: bool
 
 
 class Backend(Protocol):
@@ -66,13 +70,45 @@ class Backend(Protocol):
         """
 
 
+def default_backend() -> str:
+    """The name of the fastest backend that is here: native, or NumPy with a warning."""
+    fault = _missing_extension()
+    if fault is None:
+        return "native"
+    warnings.warn(
+        f"the native engine is not here ({fault}): NumPy computes instead, many times slower; "
+        "install smollm2 again where a C++ compiler is",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return "numpy"
+
+
 def get_backend(name: str) -> Backend:
-    """The backend of this name, imported now. Raises ``InputError`` for an unknown name."""
+    """The backend of this name, imported now.
+
+    Raises ``InputError`` for an unknown name, and ``MissingDependencyError`` for the native
+    backend where its extension is missing.
+    """
     if name not in BACKENDS:
         raise InputError(f"no backend named {name!r}: choose from {', '.join(BACKENDS)}")
+    if name == "native" and (fault := _missing_extension()):
+        raise MissingDependencyError(
+            f"backend='native' needs the extension of this package, which is not here ({fault}): "
+            "install smollm2 again where a C++ compiler is, or give backend='numpy'"
+        )
     module: Any = import_module(BACKENDS[name])
     backend: Backend = module.backend
     return backend
+
+
+def _missing_extension() -> str | None:
+    """Why the extension cannot be imported, None where it can."""
+    try:
+        import_module(_EXTENSION)
+    except ImportError as error:
+        return str(error)
+    return None
 
 
 def checked_capacity(config: Config, rows: int, capacity: int | None) -> int:

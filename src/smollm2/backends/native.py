@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from math import prod
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -13,13 +11,14 @@ from numpy.typing import NDArray
 
 import smollm2._native as _native
 from smollm2.backends import check_batch, checked_capacity
+from smollm2.backends.arena import matrices_of
 from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache
 from smollm2.config import Config
-from smollm2.errors import CacheError, CheckpointError, InputError
-from smollm2.packing import Packed
-from smollm2.quantize import Quantized, Weight, as_float32, kind_of
-from smollm2.weights import EMBEDDING, HEAD, Weights
+from smollm2.errors import CacheError, InputError
+from smollm2.kinds import default_quant, packed_kinds
+from smollm2.quantize import as_float32
+from smollm2.weights import Weights
 
 Floats = NDArray[np.float32]
 
@@ -31,11 +30,6 @@ KV_KINDS: Final = ("f32", "int16", "int8")
 
 PAGE: Final = 64
 """Tokens a page."""
-
-_LOSSLESS: Mapping[str, str] = MappingProxyType(
-    {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4m", "F32": "f32", "F16": "f32", "BF16": "bf16"}
-)
-"""Kinds of files and the packed kinds that hold them as they are."""
 
 _ANGLE_BLOCK = 1024
 _MAX_THREADS = 256
@@ -174,7 +168,8 @@ def _runs(owners: Ints, positions: Ints) -> Ints:
     firsts = np.flatnonzero(np.diff(owners, prepend=owners[0] - 1))
     counts = np.diff(firsts, append=len(owners))
     expected = np.repeat(positions[firsts] - firsts, counts) + np.arange(len(owners))
-    if len(np.unique(owners)) != len(firsts) or not np.array_equal(expected, positions):
+    distinct = len(set(owners[firsts].tolist())) == len(firsts)
+    if not distinct or not np.array_equal(expected, positions):
         raise InputError("the tokens of a sequence must lie side by side in a batch, in order")
     return np.stack([counts, positions[firsts], owners[firsts]], axis=1).astype(np.int32)
 
@@ -201,14 +196,16 @@ class NativeBackend:
         quant: str | None = None,
         threads: int | None = None,
         kv: str | None = None,
+        mmap: bool = True,
     ) -> NativeModel:
-        """Pack the weights.
+        """Pack the weights, or take those of a .smol file as they lie in it.
 
         ``quant`` is one of ``QUANTS``; by default quantized files are held without loss where
         there is a kind for it (Q8_0, Q4_0, Q4_1) and as q8 otherwise, and dense ones as q8.
         With q8 and q4, embedding and head are q8. ``threads`` defaults to the physical cores
         that this process may use, and is never more than its CPUs. ``kv`` is one of
-        ``KV_KINDS``: by default int16, but f32 where ``quant`` is f32, q16 or bf16.
+        ``KV_KINDS``: by default int16, but f32 where ``quant`` is f32, q16 or bf16. ``mmap=False``
+        copies what lies in a file into memory of this process, in huge pages.
 
         Raises ``InputError`` for an unknown option or SMOLLM2_ISA, and ``CheckpointError`` for
         weights that cannot be quantized.
@@ -221,8 +218,8 @@ class NativeBackend:
             raise InputError(f"a head_dim of {config.head_dim} is over 256: use backend='numpy'")
         threads = min(threads or _native.available_cores(), _cpus())
         named = dict(weights.items())
-        kinds = _kinds(named, quant)
-        matrices = _pack(named, kinds, threads)
+        kinds = packed_kinds(named, quant or default_quant(named.values()))
+        matrices = matrices_of(named, kinds, threads=threads, mapped=mmap)
         gains = [as_float32(weight) for name, weight in named.items() if name not in kinds]
         numbers = {name: getattr(config, name) for name in _NUMBERS}
         try:
@@ -243,58 +240,6 @@ def _cpus() -> int:
 def _check_choice(option: str, value: str | None, choices: Iterable[str]) -> None:
     if value is not None and value not in choices:
         raise InputError(f"{option}={value!r} is not known: choose from {', '.join(choices)}")
-
-
-def _kinds(named: Mapping[str, Weight], quant: str | None) -> dict[str, str]:
-    """The packed kind of each matrix, in order."""
-    matrices = {name: weight for name, weight in named.items() if len(weight.shape) == 2}
-    if quant is None and any(isinstance(w, Quantized | Packed) for w in matrices.values()):
-        return {name: _kept(weight) for name, weight in matrices.items()}
-    blocks = quant or "q8"
-    ends = "q8" if blocks == "q4" else blocks
-    return {name: ends if name in (EMBEDDING, HEAD) else blocks for name in matrices}
-
-
-def _kept(weight: Weight) -> str:
-    """The packed kind that holds a weight as it is, or q8."""
-    return weight.kind if isinstance(weight, Packed) else _LOSSLESS.get(kind_of(weight), "q8")
-
-
-def _pack(
-    named: Mapping[str, Weight], kinds: Mapping[str, str], threads: int
-) -> list[tuple[str, int, int, NDArray[np.uint8]]]:
-    """Each matrix packed, side by side in one block of memory of huge pages."""
-    sizes = [_native.packed_bytes(kind, *named[name].shape) for name, kind in kinds.items()]
-    memory = _native.memory(sum(sizes))
-    packed, start = [], 0
-    for (name, kind), size in zip(kinds.items(), sizes, strict=True):
-        weight = named[name]
-        rows, cols = weight.shape
-        place = memory[start : start + size]
-        try:
-            if isinstance(weight, Packed) and weight.kind == kind:
-                place[:] = np.ascontiguousarray(weight.data).reshape(-1)
-            else:
-                place[:] = _native.pack(*_bytes(weight, kind), cols, kind, threads=threads)
-        except ValueError as error:
-            raise CheckpointError(f"{name}: {error}") from None
-        packed.append((kind, rows, cols, place))
-        start += size
-    return packed
-
-
-def _bytes(weight: Weight, kind: str) -> tuple[NDArray[np.uint8], str]:
-    """A matrix as bytes [rows, bytes a row] of a kind that can be packed as ``kind``."""
-    source = kind_of(weight)
-    if isinstance(weight, Quantized):
-        if _LOSSLESS.get(source) == kind:
-            return np.ascontiguousarray(weight.data), source
-        weight = weight.dequantize()
-    elif source == "F64" or isinstance(weight, Packed):
-        weight = as_float32(weight)
-    rows = weight.shape[0]
-    data = np.ascontiguousarray(weight).view(np.uint8).reshape(rows, prod(weight.shape[1:]), -1)
-    return data.reshape(rows, -1), kind_of(weight)
 
 
 backend = NativeBackend()

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import typer
 
 from smollm2.cli.app import app
-from smollm2.cli.terminal import oserror_text, print_error, settle_streams
+from smollm2.cli.terminal import oserror_text, print_error, settle_streams, show_warning
 from smollm2.cli.usage import usage_message
 from smollm2.errors import SmolLM2Error
 
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default that of ``sys.argv``; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     settle_streams()
+    warnings.showwarning = show_warning
     try:
         command = typer.main.get_command(app)
         code = command.main(arguments or ["--help"], prog_name="smollm2", standalone_mode=False)

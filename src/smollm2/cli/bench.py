@@ -13,7 +13,7 @@ from smollm2.cli.terminal import Terminal
 
 def bench(
     model: options.Model = options.DEFAULT_MODEL,
-    backend: options.Backend = "native",
+    backend: options.Backend = None,
     quant: options.Quant = None,
     threads: options.Threads = None,
     prompt: Annotated[int, typer.Option("--prompt", metavar="N", help="Tokens to read.")] = 512,
@@ -33,9 +33,11 @@ def bench(
 
     Example: smollm2 bench --depth 4096 --threads 2
     """
+    from smollm2.backends import default_backend
     from smollm2.bench import Workload, measure
 
     terminal = Terminal(no_color=no_color)
+    backend = backend or default_backend()
     work = Workload(prompt=prompt, decode=decode, depth=depth, batch=batch, repeats=repeats)
     loaded = load_model(
         model, terminal, offline=offline, backend=backend, quant=quant, threads=threads

@@ -10,13 +10,12 @@ import typer
 from smollm2.cli import options
 from smollm2.cli.loading import load_model
 from smollm2.cli.terminal import Terminal
-from smollm2.errors import InputError
 
 
 def eval_(
     text: Annotated[Path, typer.Option("--text", metavar="FILE", help="Text to read, in UTF-8.")],
     model: options.Model = options.DEFAULT_MODEL,
-    backend: options.Backend = "native",
+    backend: options.Backend = None,
     quant: Annotated[
         list[str] | None,
         typer.Option("--quant", metavar="KIND", help="Kind of weights; repeatable."),
@@ -38,10 +37,7 @@ def eval_(
     from smollm2 import evaluate as evaluation
 
     terminal = Terminal(no_color=no_color)
-    try:
-        content = text.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{text}: not UTF-8 text") from None
+    content = options.read_file(text)
     reference = load_model(model, terminal, offline=offline, backend="numpy")
     ids = reference.tokenizer.encode(content)
     size = min(evaluation.WINDOW, reference.config.max_position_embeddings)

@@ -41,6 +41,14 @@ def export(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="OUT", help="The file to write.")
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibration",
+            metavar="FILE",
+            help="Text that q8 and q4 are fitted to.  [default: the package's own]",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     offline: options.Offline = False,
     no_color: options.NoColor = False,
@@ -58,13 +66,16 @@ def export(
     from smollm2.export import check_free, export_smol
 
     check_free(path, force=force)
+    text = None if calibration is None else options.read_file(calibration)
     checkpoint = _load(given, terminal, offline=offline)
     with terminal.status() as say:
 
         def show(tensor: SmolTensor, number: int, count: int) -> None:
             say(f"{number}/{count} {tensor.name} {tensor.kind}")
 
-        exported = export_smol(checkpoint, path, quant=quant, force=force, progress=show)
+        exported = export_smol(
+            checkpoint, path, quant=quant, force=force, calibration=text, progress=show
+        )
     _summarize(exported, terminal)
     terminal.line(str(path))
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from smollm2.cli import options
 from smollm2.cli.loading import format_of, size_text
 from smollm2.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from smollm2.registry import LocalModel
 
 
 def list_(
@@ -26,7 +30,12 @@ def list_(
     if json:
         terminal.json(
             [
-                {**asdict(model), "path": str(model.path), "format": format_of(model.path)}
+                {
+                    **asdict(model),
+                    "path": str(model.path),
+                    "format": format_of(model.path),
+                    "prepared": str(model.prepared) if model.prepared else None,
+                }
                 for model in models
             ]
         )
@@ -37,10 +46,15 @@ def list_(
     terminal.table(
         ("NAME", "SIZE", "FORMAT", "SOURCE", "PATH"),
         [
-            (model.name, size_text(model.nbytes), format_of(model.path), model.source, model.path)
+            (model.name, size_text(model.nbytes), _formats(model), model.source, model.path)
             for model in models
         ],
     )
     for model in models:
         if model.problem:
             terminal.note(f"{model.name} cannot be used: {model.problem}")
+
+
+def _formats(model: LocalModel) -> str:
+    """What was fetched, and what was prepared of it."""
+    return f"{format_of(model.path)}{', smol' if model.prepared else ''}"

@@ -23,7 +23,7 @@ def load_model(
     terminal: Terminal,
     *,
     offline: bool,
-    backend: str = "numpy",
+    backend: str | None = None,
     quant: str | None = None,
     threads: int | None = None,
 ) -> SmolLM2:
@@ -49,7 +49,7 @@ def open_checkpoint(name: str, terminal: Terminal, *, offline: bool) -> Checkpoi
 
 
 class PullProgress(AbstractContextManager["PullProgress"]):
-    """Shows a download on stderr: a bar where there is colour, a line a file elsewhere."""
+    """Shows on stderr how files come: a bar where there is colour, a line a file elsewhere."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -60,13 +60,13 @@ class PullProgress(AbstractContextManager["PullProgress"]):
         """Show a remark."""
         self._terminal.note(text)
 
-    def start(self, name: str, total: int | None) -> None:
+    def start(self, name: str, total: int | None, verb: str = "fetching") -> None:
         """Show that a file begins, or begins again."""
         again, self._file = name == self._file, name
         if not self._terminal.is_live:
             if not again:
                 size = "" if total is None else f" ({size_text(total)})"
-                self._terminal.note(f"fetching {name}{size}")
+                self._terminal.note(f"{verb} {name}{size}")
         elif again and self._bar is not None:
             self._bar.reset(self._bar.task_ids[-1], total=total)
         else:

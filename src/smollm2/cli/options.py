@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,7 +53,12 @@ Stop = Annotated[
     typer.Option("--stop", metavar="TEXT", help=r"End before TEXT (\n is a newline); repeatable."),
 ]
 Backend = Annotated[
-    str, typer.Option("--backend", metavar="NAME", help="What computes: native or numpy.")
+    str | None,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="What computes: native or numpy.  [default: native, if it is here]",
+    ),
 ]
 Quant = Annotated[
     str | None,
@@ -106,3 +112,11 @@ def read_text(text: str | None) -> str:
     except UnicodeDecodeError:
         raise InputError("stdin is not UTF-8 text") from None
     return read.removesuffix("\n").removesuffix("\r")
+
+
+def read_file(path: Path) -> str:
+    """The text of a file. Raises ``InputError`` where it is not UTF-8, and ``OSError``."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text") from None

@@ -83,6 +83,18 @@ def print_error(message: str, *, color: bool = True) -> None:
     _say(f"{label} {printable(message)}\n")
 
 
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One line on stderr, in place of ``warnings.showwarning`` and its two with the source."""
+    _say(f"warning: {printable(str(message))}\n")
+
+
 class Terminal:
     """Where a command writes.
 

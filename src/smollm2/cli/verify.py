@@ -1,9 +1,10 @@
-"""``smollm2 verify``: check a model's files against what was fetched."""
+"""``smollm2 verify``: check a model's files against their checksums."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,26 +12,30 @@ from smollm2.cli import options
 from smollm2.cli.loading import size_text
 from smollm2.cli.terminal import Terminal
 
+if TYPE_CHECKING:
+    from smollm2.registry import FileCheck
+
 _DIGEST = re.compile("([0-9a-f]{12})[0-9a-f]{52}")
 
 
 def verify(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The name that it was pulled under.")
+        str,
+        typer.Argument(metavar="NAME", help="The name that it was pulled under, or a .smol file."),
     ] = options.DEFAULT_MODEL,
     json: options.Json = False,
     no_color: options.NoColor = False,
 ) -> None:
     """Check the files of a model.
 
-    Their sizes and SHA-256 must be those that they were fetched with.
+    Their sizes and SHA-256 must be those that they were fetched with; a .smol file has checksums.
 
     Example: smollm2 verify smollm2-135m-instruct
     """
     terminal = Terminal(no_color=no_color)
-    from smollm2 import registry
+    from smollm2.prepared import verify as check_files
 
-    checks = registry.verify(name)
+    checks = check_files(name)
     if json:
         terminal.json([{"path": str(c.path), "ok": c.ok, "detail": c.detail} for c in checks])
     else:
@@ -45,8 +50,17 @@ def verify(
         )
     bad = [check for check in checks if not check.ok]
     if bad:
-        terminal.error(
-            f"{len(bad)} of {len(checks)} files of {name} are damaged: "
-            f"smollm2 pull --force {name} fetches them again"
-        )
+        count = f"{len(bad)} of {len(checks)} files of {name} are damaged"
+        terminal.error(f"{count}: {_remedy(name, bad)}")
         raise typer.Exit(1)
+
+
+def _remedy(name: str, bad: Sequence[FileCheck]) -> str:
+    from smollm2.prepared import FILE
+    from smollm2.registry import local_path
+
+    if local_path(name) is not None:
+        return "smollm2 export writes it again"
+    if all(check.path.name == FILE for check in bad):
+        return f"smollm2 pull {name} makes it again"
+    return f"smollm2 pull --force {name} fetches them again"

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -19,23 +19,17 @@ from smollm2.formats.smol import (
     TILE_ROWS,
     Bytes,
     SmolTensor,
-    packed_bytes,
     tile_bytes,
     write_smol,
 )
-from smollm2.quantize import Weight, as_float32, kind_of, kind_without_loss, pack_weight
+from smollm2.kinds import packed_kinds
+from smollm2.quantize import as_float32, kind_of, kind_without_loss, pack_weight
+from smollm2.smoothing import easier_to_round
 from smollm2.stacks import Stack, stacks
 from smollm2.state import State
-from smollm2.weights import EMBEDDING, HEAD
 
 QUANTS = tuple(BLOCK_BYTES)
 """Kinds that matrices can be exported as."""
-
-_INSTEAD = "q8"
-"""What a kind becomes that no packed one holds without loss."""
-
-_ENDS = {"q4": "q8", "q4m": "q8"}
-"""What the embedding and the head are where 4 bit is asked for."""
 
 Progress = Callable[[SmolTensor, int, int], object]
 """Told of each tensor before it is packed: which, its number from 1 on, of how many."""
@@ -77,12 +71,15 @@ def export_smol(
     quant: str | None = None,
     stacked: bool = False,
     force: bool = False,
+    calibration: str | None = None,
     progress: Progress | None = None,
 ) -> Exported:
     """Write a .smol file, atomically; it is opened and verified before it gets its name.
 
     ``quant`` is one of ``QUANTS``; with the 4-bit ones, the embedding and the head are q8. Without
     it, each matrix is held without loss where that is possible, else as q8. Norms are float32.
+    What is rounded to q8 or q4 is smoothed first, calibrated with the text ``calibration`` or, by
+    default, with the package's own.
     ``stacked`` puts queries, keys and values, and gate and up, into one matrix each.
 
     Raises ``InputError`` for an unknown quant, a file that exists (unless ``force``), and weights
@@ -94,6 +91,7 @@ def export_smol(
     if quant is not None and quant not in QUANTS:
         raise InputError(f"quant is {quant!r:.80}: it must be one of {', '.join(QUANTS)}")
     check_free(path, force=force)
+    checkpoint = replace(checkpoint, weights=easier_to_round(checkpoint, quant, calibration))
     plan = _Plan(checkpoint, quant, stacked=stacked)
     count, done = len(plan.tensors), 0
 
@@ -112,6 +110,11 @@ def export_smol(
     return Exported(path, path.stat().st_size, seconds, plan.sizes(), plan.remarks)
 
 
+def packed_size(checkpoint: Checkpoint, quant: str | None) -> int:
+    """Return how many bytes the tensors of a .smol file take, without their padding."""
+    return sum(tensor.nbytes for tensor in _Plan(checkpoint, quant, stacked=False).tensors)
+
+
 def check_free(path: Path, *, force: bool) -> None:
     """Raise ``InputError`` where a file would be replaced that nobody said to replace."""
     if path.is_dir():
@@ -128,8 +131,9 @@ class _Plan:
         shapes = {spec.name: spec.shape for spec in self._weights.descriptor}
         if shapes != checkpoint.config.shapes:
             raise CheckpointError("the weights have other names or shapes than the config asks for")
-        kinds = {name: _kind(name, weight, quant) for name, weight in self._weights.items()}
-        self.remarks = () if quant is not None else _remarks(self._weights, kinds)
+        matrices = packed_kinds(self._weights, quant)
+        self.remarks = () if quant is not None else _remarks(self._weights, matrices)
+        kinds = {name: matrices.get(name, "f32") for name in shapes}
         self._stacks: dict[str, Stack] = {}
         whole = {name: SmolTensor(name, kinds[name], shape) for name, shape in shapes.items()}
         for stack in stacks(shapes) if stacked else ():
@@ -162,7 +166,7 @@ class _Plan:
                 kind,
                 len(tensors),
                 sum(prod(tensor.shape) for tensor in tensors),
-                sum(packed_bytes(kind, tensor.shape) for tensor in tensors),
+                sum(tensor.nbytes for tensor in tensors),
             )
             for kind, tensors in by_kind.items()
         )
@@ -174,19 +178,11 @@ class _Plan:
         return pack_weight(weight, kind, threads=os.cpu_count() or 1).data
 
 
-def _kind(name: str, weight: Weight, quant: str | None) -> str:
-    if len(weight.shape) == 1:
-        return "f32"
-    if quant is None:
-        return kind_without_loss(weight) or _INSTEAD
-    return _ENDS.get(quant, quant) if name in (EMBEDDING, HEAD) else quant
-
-
 def _remarks(weights: State, kinds: Mapping[str, str]) -> tuple[str, ...]:
     lossy = Counter(
-        (kind_of(weight), kinds[name])
-        for name, weight in weights.items()
-        if len(weight.shape) == 2 and kind_without_loss(weight) is None
+        (kind_of(weights[name]), kind)
+        for name, kind in kinds.items()
+        if kind_without_loss(weights[name]) is None
     )
     return tuple(
         f"{count} tensors of {source} are rounded to {kind}: no kind holds {source} without loss"

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from smollm2.errors import FormatError
 
-DENSE_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+_NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {
         "F64": np.dtype("<f8"),
         "F32": np.dtype("<f4"),
         "F16": np.dtype("<f2"),
-        "BF16": np.dtype(ml_dtypes.bfloat16),
         "I64": np.dtype("<i8"),
         "I32": np.dtype("<i4"),
         "I16": np.dtype("<i2"),
@@ -30,9 +29,29 @@ DENSE_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
         "BOOL": np.dtype("?"),
     }
 )
-"""Kinds that NumPy holds as they are; every other kind is quantized."""
+_KINDS = {dtype: kind for kind, dtype in _NUMPY_DTYPES.items()}
 
-_KINDS = {dtype: kind for kind, dtype in DENSE_DTYPES.items()}
+
+class _DenseDtypes(Mapping[str, np.dtype[Any]]):
+    """NumPy's dtypes and bfloat16, whose package is imported when it is first asked for."""
+
+    def __getitem__(self, kind: str) -> np.dtype[Any]:
+        if kind != "BF16":
+            return _NUMPY_DTYPES[kind]
+        import ml_dtypes
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (*_NUMPY_DTYPES, "BF16")
+
+    def __len__(self) -> int:
+        return len(_NUMPY_DTYPES) + 1
+
+
+DENSE_DTYPES: Mapping[str, np.dtype[Any]] = _DenseDtypes()
+"""Kinds that NumPy holds as they are; every other kind is quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +103,14 @@ class TensorFile:
 
 def kind_of_dtype(dtype: np.dtype[Any]) -> str | None:
     """The dense kind of an array's dtype in either byte order, None where there is none."""
-    return _KINDS.get(dtype.newbyteorder("="))
+    return "BF16" if dtype.name == "bfloat16" else _KINDS.get(dtype.newbyteorder("="))
 
 
 def map_bytes(path: Path) -> NDArray[np.uint8]:
-    """Map a file read-only as bytes. Raises ``FormatError`` for what cannot be mapped."""
+    """Map a file read-only as bytes, in huge pages where the system has them for files.
+
+    Raises ``FormatError`` for what cannot be mapped.
+    """
     # Opening a pipe would wait for a writer, and mapping a device reads without an end.
     if not os.path.isfile(path):
         raise FormatError(f"{path}: no such file")
@@ -99,4 +121,7 @@ def map_bytes(path: Path) -> NDArray[np.uint8]:
         raise FormatError(f"{path}: the file is empty") from None
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # an old kernel, or one without huge pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, dtype=np.uint8)

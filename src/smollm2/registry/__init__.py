@@ -1,7 +1,8 @@
 """The registry: names of models, where each comes from, and the local store they are pulled to."""
 
-from smollm2.registry.models import MODELS, ModelSource, PulledModel, pull, resolve, verify
+from smollm2.registry.models import PulledModel, local_path, pull, resolve, verify
 from smollm2.registry.progress import LineProgress, Progress, SilentProgress
+from smollm2.registry.sources import MODELS, ModelSource
 from smollm2.registry.store import FileCheck, LocalModel, home, list_models
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "SilentProgress",
     "home",
     "list_models",
+    "local_path",
     "pull",
     "resolve",
     "verify",

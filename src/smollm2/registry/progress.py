@@ -1,4 +1,4 @@
-"""Progress: who is told how a download goes."""
+"""Progress: who is told how a model is fetched and prepared."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """What a download calls as it goes. One file is under way at a time."""
+    """What is called as files come. One is under way at a time."""
 
     def note(self, text: str) -> None:
         """Something that a person should know, in one line."""
 
-    def start(self, name: str, total: int | None) -> None:
+    def start(self, name: str, total: int | None, verb: str = "fetching") -> None:
         """A file begins, or begins again after a broken connection; ``total`` is in bytes."""
 
     def advance(self, count: int) -> None:
@@ -28,7 +28,7 @@ class SilentProgress:
     def note(self, text: str) -> None:
         """Ignore a remark."""
 
-    def start(self, name: str, total: int | None) -> None:
+    def start(self, name: str, total: int | None, verb: str = "fetching") -> None:
         """Ignore a beginning."""
 
     def advance(self, count: int) -> None:
@@ -49,9 +49,9 @@ class LineProgress(SilentProgress):
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write(text + "\n")
 
-    def start(self, name: str, total: int | None) -> None:
+    def start(self, name: str, total: int | None, verb: str = "fetching") -> None:
         """Say that a file begins, once."""
         if name != self._started:
             size = "" if total is None else f" ({total / 1e6:.1f} MB)"
-            self.note(f"fetching {name}{size}")
+            self.note(f"{verb} {name}{size}")
         self._started = name

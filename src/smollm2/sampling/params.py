@@ -7,7 +7,6 @@ import difflib
 import math
 import random
 import reprlib
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack
@@ -111,7 +110,7 @@ class SamplingParams:
         if self.seed is not None:
             return self
         if rng is None:
-            seed = secrets.randbelow(GENERATED_SEED_LIMIT)
+            seed = random.SystemRandom().randrange(GENERATED_SEED_LIMIT)
         elif isinstance(rng, np.random.Generator):
             seed = int(rng.integers(GENERATED_SEED_LIMIT))
         else:

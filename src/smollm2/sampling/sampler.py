@@ -113,4 +113,4 @@ class Sampler:
 
 
 def _unique(ids: Collection[int]) -> NDArray[np.intp]:
-    return np.unique(np.array([*ids], dtype=np.intp))
+    return np.array(sorted({*ids}), dtype=np.intp)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -190,11 +191,12 @@ def _checked_model(declaration: Mapping[str, Any], source: str) -> Mapping[str, 
     vocab = model.get("vocab")
     if not isinstance(vocab, Mapping) or not vocab:
         raise TokenizerError(f"{source}: model.vocab is missing or empty")
-    if not all(type(token_id) is int and 0 <= token_id < 2**32 for token_id in vocab.values()):
+    ids = vocab.values()
+    if set(map(type, ids)) != {int} or not 0 <= min(ids) <= max(ids) < 2**32:
         raise TokenizerError(
             f"{source}: model.vocab has an id that is not a whole number (below 2**32)"
         )
-    if len(set(vocab.values())) != len(vocab):
+    if len(set(ids)) != len(vocab):
         raise TokenizerError(f"{source}: model.vocab gives two tokens the same id")
     if not isinstance(model.get("merges"), list) or not model["merges"]:
         raise TokenizerError(
@@ -205,13 +207,17 @@ def _checked_model(declaration: Mapping[str, Any], source: str) -> Mapping[str, 
 
 def _pairs(merges: list[Any], source: str) -> list[tuple[str, str]]:
     """Read merges in either style: ``["a", "b"]`` (since tokenizers 0.20) or ``"a b"``."""
-    pairs = []
-    for rank, merge in enumerate(merges):
-        pair = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(pair, list) or [type(part) for part in pair] != [str, str]:
-            raise TokenizerError(f"{source}: merge {rank} is not a pair: {merge!r:.80}")
-        pairs.append((pair[0], pair[1]))
-    return pairs
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+    # A set of what occurs, since a call for each of 50,000 merges takes as long as to parse them.
+    lists = set(map(type, pairs)) == {list} and set(map(len, pairs)) == {2}
+    if not lists or set(map(type, chain.from_iterable(pairs))) != {str}:
+        rank = next(rank for rank, pair in enumerate(pairs) if not _is_pair(pair))
+        raise TokenizerError(f"{source}: merge {rank} is not a pair: {merges[rank]!r:.80}")
+    return list(map(tuple, pairs))
+
+
+def _is_pair(pair: Any) -> bool:
+    return type(pair) is list and [type(part) for part in pair] == [str, str]
 
 
 def _added_tokens(declaration: Mapping[str, Any], source: str) -> dict[int, tokenizers.AddedToken]:

@@ -95,7 +95,7 @@ class Scaled:
     ``rows`` [R] and ``columns`` [C] are of the matrix [R, C].
     """
 
-    base: NDArray[Any] | Quantized
+    base: Weight
     rows: Floats | None = field(default=None, repr=False)
     columns: Floats | None = field(default=None, repr=False)
 

@@ -108,9 +108,7 @@ def _smoothed(
     config: Config, block: Block[Weight], squares: dict[int, NDArray[np.float64]]
 ) -> Block[Weight]:
     attention, mlp = block.attention, block.mlp
-    into_qkv = _factors(
-        squares, attention.query, (attention.query, attention.key, attention.value)
-    )
+    into_qkv = _factors(squares, attention.query, (attention.query, attention.key, attention.value))
     into_mlp = _factors(squares, mlp.gate, (mlp.gate, mlp.up))
     into_down = _factors(squares, mlp.down, (mlp.down,))
     # Query heads that share a kv head read the same values.
@@ -124,13 +122,15 @@ def _smoothed(
         attention=Attention(
             query=Scaled(attention.query, columns=into_qkv),
             key=Scaled(attention.key, columns=into_qkv),
-            value=Scaled(attention.value, rows=1 / of_values.reshape(-1), columns=into_qkv),
+            value=Scaled(
+                attention.value, rows=np.reciprocal(of_values.reshape(-1)), columns=into_qkv
+            ),
             output=Scaled(attention.output, columns=into_output),
         ),
         post_attention_norm=as_float32(block.post_attention_norm) / into_mlp,
         mlp=Mlp(
             gate=Scaled(mlp.gate, columns=into_mlp),
-            up=Scaled(mlp.up, rows=1 / into_down, columns=into_mlp),
+            up=Scaled(mlp.up, rows=np.reciprocal(into_down), columns=into_mlp),
             down=Scaled(mlp.down, columns=into_down),
         ),
     )

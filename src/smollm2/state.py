@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from smollm2.errors import CheckpointError, InputError
 from smollm2.formats.safetensors import open_safetensors, write_safetensors
 from smollm2.formats.tensorfile import DENSE_DTYPES
-from smollm2.quantize import Weight, as_float32, kind_of
+from smollm2.quantize import Scaled, Weight, as_float32, kind_of
 
 _MAX_LISTED = 20
 _KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -90,7 +90,7 @@ class State(Mapping[str, Weight]):
         for name, weight in self.items():
             if not isinstance(weight, np.ndarray):
                 raise InputError(
-                    f"tensor {name!r} is {weight.kind}, which safetensors cannot hold: "
+                    f"tensor {name!r} is {_kind_text(weight)}, which safetensors cannot hold: "
                     "dequantize the weights to float32, bfloat16 or float16 first"
                 )
             dense[name] = weight
@@ -263,8 +263,14 @@ def _check_name(name: str) -> None:
         raise CheckpointError(f"tensor name {name!r:.80} has an empty segment")
 
 
+def _kind_text(weight: Weight) -> str:
+    return "scaled" if isinstance(weight, Scaled) else kind_of(weight)
+
+
 def _identity(weight: Weight) -> object:
     """Equal for weights that are the same memory seen in the same way."""
+    if isinstance(weight, Scaled):
+        return id(weight)
     array = weight if isinstance(weight, np.ndarray) else weight.data
     if array.size == 0:
         return id(weight)

@@ -180,7 +180,7 @@ def test_other_sources_make_it_stale(
     if change == "touched":
         os.utime(weights, ns=(1, 1))
     elif change == "changed":
-        source = write_model(tmp_path / "other", rms_norm_eps=1e-6)
+        source = write_model(tmp_path / "other")
         raw = bytearray((source / "model.safetensors").read_bytes())
         raw[-1] ^= 1
         (source / "model.safetensors").write_bytes(raw)

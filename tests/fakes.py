@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from smollm2.backends import Traffic
 from smollm2.batch import Batch
 from smollm2.cache import Cache
 from smollm2.config import Config
@@ -73,6 +74,9 @@ class ScriptedModel:
     Positions that are not in the script get ``otherwise``. Records how many tokens each forward
     pass had, and can fail at a chosen pass.
     """
+
+    threads = 2
+    traffic = Traffic(weights=1000, token=10)
 
     def __init__(
         self, script: Mapping[int, int], *, otherwise: int = 2, config: Config | None = None

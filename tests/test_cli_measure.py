@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,25 +27,65 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+PEERS = ["engine", "model", "threads", "batch", "depth", "prefill", "decode"]
+"""Keys of the peers' script, in its order."""
+
+
 @pytest.mark.parametrize("backend", ["native", "numpy"])
 def test_bench_as_json(model: Path, capsys: pytest.CaptureFixture, backend: str) -> None:
-    """The keys are those of the peers' script."""
+    """The keys are those of the peers' script, and then ours."""
     command = ["bench", "-m", str(model), "--backend", backend, *SHORT, "--batch", "2", "--json"]
     assert main(command) == 0
     value = json.loads(capsys.readouterr().out)
-    assert [*value] == ["engine", "model", "threads", "batch", "depth", "prefill", "decode"]
+    assert [*value][:7] == PEERS
     assert (value["engine"], value["model"]) == (f"smollm2 {backend}", "model")
-    assert (value["batch"], value["depth"]) == (2, 0)
-    assert value["prefill"] > 0
-    assert value["decode"] > 0
+    assert (value["batch"], value["depth"], value["prompt"]) == (2, 0, 40)
+    for key in ("prefill", "decode", "first_token_s", "read_gb_s", "decode_of_read"):
+        assert value[key] > 0
+    assert value["peak_mb"] is None or value["peak_mb"] > 10
+
+
+def test_bench_of_several_cases(model: Path, capsys: pytest.CaptureFixture) -> None:
+    """Depths and batches may have commas or be repeated, and are combined."""
+    command = ["bench", "-m", str(model), *SHORT, "--json"]
+    assert main([*command, "--depth", "0,9", "--depth", "30", "--batch", "1,3"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    cases = [(row["depth"], row["batch"]) for row in rows]
+    assert cases == [(0, 1), (0, 3), (9, 1), (9, 3), (30, 1), (30, 3)]
+    assert len({row["prefill"] for row in rows}) == 1
 
 
 def test_bench_in_words(model: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["bench", "-m", str(model), *SHORT, "--depth", "9"]) == 0
-    prefill, decode = capsys.readouterr().out.splitlines()
-    assert prefill.startswith("prefill")
-    assert prefill.endswith("tokens/s  (40 tokens)")
-    assert decode.endswith("tokens/s  (batch 1, depth 9)")
+    assert main(["bench", "-m", str(model), *SHORT, "--depth", "9", "--batch", "1,2"]) == 0
+    facts, table = capsys.readouterr().out.split("\n\n")
+    named = dict(line.split("\t") for line in facts.splitlines())
+    assert named["model"] == "model"
+    assert named["engine"].startswith("smollm2 native, ")
+    assert named["first token"].endswith(" s after loading begins")
+    assert re.fullmatch(r"reads [\d.]+ GB/s, multiplies \d+ GMAC/s in 8 bit", named["machine"])
+    rows = [line.split("\t") for line in table.splitlines()]
+    assert [row[:4] for row in rows] == [
+        ["prefill", "40", "0", "1"],
+        ["decode", "4", "9", "1"],
+        ["decode", "4", "9", "2"],
+    ]
+    assert all(len(row) == 9 for row in rows)
+
+
+def test_bench_without_the_extension(
+    model: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not known is said, and null in JSON."""
+    monkeypatch.setitem(sys.modules, "smollm2._native", None)
+    command = ["bench", "-m", str(model), "--backend", "numpy", *SHORT]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "its limits are not known without the native engine" in out
+    last = out.splitlines()[-1].split("\t")
+    assert (last[6], last[8]) == ("–", "–")
+    assert main([*command, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["read_gb_s"] is value["decode_of_read"] is None
 
 
 def test_eval_of_several_kinds(model: Path, text: Path, capsys: pytest.CaptureFixture) -> None:
@@ -64,6 +106,8 @@ def test_eval_of_several_kinds(model: Path, text: Path, capsys: pytest.CaptureFi
     [
         (["bench", "--prompt", "0"], 1, "prompt is 0"),
         (["bench", "--depth", "400"], 1, "context length of 256"),
+        (["bench", "--depth", "0,x"], 2, "--depth takes numbers with commas between them"),
+        (["bench", "--batch", "0"], 1, "batch is 0"),
         (["bench", "--backend", "cuda"], 1, "no backend named 'cuda'"),
         (["bench", "--quant", "q3"], 1, "quant='q3' is not known"),
         (["bench", "--backend", "numpy", "--threads", "2"], 1, "has no option threads"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, TypedDict, Unpack
 
@@ -21,12 +22,31 @@ BACKENDS = {"native": "smollm2.backends.native", "numpy": "smollm2.backends.nump
 _EXTENSION = "smollm2._native"
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of memory that a step of decode reads.
+
+    ``weights`` once, however many rows there are; ``token`` for each stored token of each row.
+    """
+
+    weights: int
+    token: int
+
+
 class CausalLM(Protocol):
     """A loaded model that runs batches."""
 
     @property
     def config(self) -> Config:
         """The architecture's numbers."""
+
+    @property
+    def threads(self) -> int | None:
+        """Threads that compute, None where a library decides."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What decode reads, which bounds its speed."""
 
     def new_cache(self, rows: int = 1, capacity: int | None = None) -> Cache:
         """An empty cache of ``rows`` sequences of ``capacity`` tokens (the context length)."""

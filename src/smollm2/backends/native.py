@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import smollm2._native as _native
-from smollm2.backends import check_batch, checked_capacity
+from smollm2.backends import Traffic, check_batch, checked_capacity
 from smollm2.backends.arena import matrices_of
 from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache
@@ -90,10 +90,19 @@ class NativeCache(Cache):
 class NativeModel:
     """A model whose weights are packed for the kernels."""
 
-    def __init__(self, config: Config, engine: _native.Engine, *, kv: str, kinds: set[str]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        engine: _native.Engine,
+        *,
+        kv: str,
+        kinds: set[str],
+        traffic: Traffic,
+    ) -> None:
         self.config = config
         self.kv = kv
         self.kinds = frozenset(kinds)
+        self.traffic = traffic
         self.identity = object()  # of this model's caches, which do not keep its weights alive
         self._engine: _native.Engine | None = engine
         self._cosines = self._sines = np.empty((0, config.head_dim // 2), dtype=np.float32)
@@ -226,8 +235,14 @@ class NativeBackend:
             engine = _native.Engine(numbers, config.rms_norm_eps, matrices, gains, threads)
         except RuntimeError as error:
             raise InputError(str(error)) from None
-        default = "f32" if quant in ("f32", "q16", "bf16") else "int16"
-        return NativeModel(config, engine, kv=kv or default, kinds=set(kinds.values()))
+        kv = kv or ("f32" if quant in ("f32", "q16", "bf16") else "int16")
+        # The embedding comes first; if it is not the head as well, next to nothing of it is read.
+        read = matrices if config.tie_word_embeddings else matrices[1:]
+        traffic = Traffic(
+            weights=sum(matrix.data.nbytes for matrix in read) + sum(gain.nbytes for gain in gains),
+            token=engine.new_cache(kv, 1).page_bytes // PAGE,
+        )
+        return NativeModel(config, engine, kv=kv, kinds=set(kinds.values()), traffic=traffic)
 
 
 def _cpus() -> int:

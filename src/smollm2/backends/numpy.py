@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.backends import Backend, BackendOptions, check_batch, checked_capacity
+from smollm2.backends import Backend, BackendOptions, Traffic, check_batch, checked_capacity
 from smollm2.backends.kvcache import KVCache
 from smollm2.batch import Batch
 from smollm2.cache import Cache
@@ -180,10 +180,22 @@ def _attention(
 class NumpyModel:
     """A model whose weights are float32 arrays."""
 
+    threads: None = None
+
     def __init__(self, config: Config, weights: Weights[Floats]) -> None:
         self.config = config
         self.ops = NumpyOps(config)
         self._weights: Weights[Floats] | None = weights
+
+    @property
+    def traffic(self) -> Traffic:
+        """Every value in float32; of an embedding that is not the head, next to nothing."""
+        config = self.config
+        weights = config.parameter_count
+        if not config.tie_word_embeddings:
+            weights -= config.vocab_size * config.hidden_size
+        stored = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        return Traffic(weights=4 * weights, token=4 * stored)
 
     def new_cache(self, rows: int = 1, capacity: int | None = None) -> KVCache:
         """An empty cache; ``capacity`` defaults to the context length."""

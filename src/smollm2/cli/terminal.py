@@ -172,18 +172,23 @@ class Terminal:
         """Write an error to stderr, in one line."""
         print_error(message, color=self._stderr_color)
 
-    def table(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Write rows to stdout: aligned under a header on a terminal, else split by tabs."""
+    def table(
+        self, header: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int = 0
+    ) -> None:
+        """Write rows to stdout: aligned under a header on a terminal, else split by tabs.
+
+        The last ``numbers`` columns are aligned to the right.
+        """
         cells = [[self._cell(value) for value in row] for row in rows]
         if not self.interactive:
             for row in cells:
                 self.line("\t".join(row))
             return
         widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-        self.text(_aligned(header, widths), BOLD)
+        self.text(_aligned(header, widths, numbers), BOLD)
         self.line()
         for row in cells:
-            self.line(_aligned(row, widths))
+            self.line(_aligned(row, widths, numbers))
 
     def facts(self, facts: Iterable[tuple[str, object]]) -> None:
         """Write names and values to stdout, a line each."""
@@ -214,6 +219,10 @@ def _shown(character: str) -> str:
     return character
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+def _aligned(cells: Sequence[str], widths: Sequence[int], numbers: int) -> str:
+    left = len(cells) - numbers
+    padded = (
+        cell.ljust(width) if column < left else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
     return "  ".join(padded).rstrip()

@@ -38,7 +38,8 @@ def write_model(folder: Path, **changes: Any) -> Path:
 
 def environment(**changes: str) -> dict[str, str]:
     """The environment without what changes the command line's ways, and with ``changes``."""
-    removed = ("NO_COLOR", "FORCE_COLOR", "SMOLLM2_DEBUG", "SMOLLM2_OFFLINE", "HF_HUB_OFFLINE")
+    colors, own = ("NO_COLOR", "FORCE_COLOR"), ("SMOLLM2_DEBUG", "SMOLLM2_OFFLINE")
+    removed = (*colors, *own, "HF_HUB_OFFLINE", "PYTHONUNBUFFERED")
     kept = {name: value for name, value in os.environ.items() if name not in removed}
     return {**kept, "TERM": "xterm-256color", **changes}
 

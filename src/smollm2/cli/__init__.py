@@ -21,8 +21,14 @@ from collections.abc import Sequence
 
 import typer
 
-from smollm2.cli.app import app
-from smollm2.cli.terminal import oserror_text, print_error, settle_streams, show_warning
+from smollm2.cli.app import app_for
+from smollm2.cli.terminal import (
+    drop_unwritten,
+    oserror_text,
+    print_error,
+    settle_streams,
+    show_warning,
+)
 from smollm2.cli.usage import usage_message
 from smollm2.errors import SmolLM2Error
 
@@ -35,13 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settle_streams()
     warnings.showwarning = show_warning
     try:
-        command = typer.main.get_command(app)
+        command = typer.main.get_command(app_for(arguments))
         code = command.main(arguments or ["--help"], prog_name="smollm2", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (typer.TyperException, SmolLM2Error, OSError, MemoryError) as error:
         if os.environ.get("SMOLLM2_DEBUG"):
             raise
         return _report(error)
+    finally:
+        drop_unwritten()
 
 
 def _report(error: Exception) -> int:

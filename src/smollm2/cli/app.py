@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
 from smollm2._version import __version__
-from smollm2.cli.bench import bench
-from smollm2.cli.chat import chat
-from smollm2.cli.eval import eval_
-from smollm2.cli.export import export
-from smollm2.cli.listing import list_
-from smollm2.cli.pull import pull
-from smollm2.cli.run import run
-from smollm2.cli.show import show
-from smollm2.cli.tokenize import tokenize
 from smollm2.cli.usage import Command, Group
-from smollm2.cli.verify import verify
 
-app = typer.Typer(
-    cls=Group,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+_COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "run": "run.run",
+        "chat": "chat.chat",
+        "pull": "pull.pull",
+        "list": "listing.list_",
+        "show": "show.show",
+        "tokenize": "tokenize.tokenize",
+        "verify": "verify.verify",
+        "bench": "bench.bench",
+        "eval": "eval.eval_",
+        "export": "export.export",
+    }
 )
+"""Names of commands, in the order of the help, and where each is."""
+
+
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """Return the app with the command that the arguments start with, or else with all of them.
+
+    Typer looks into each option of each command that it has, which takes a millisecond a command.
+    """
+    app = typer.Typer(
+        cls=Group,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(smollm2)
+    asked = [name for name in arguments[:1] if name in _COMMANDS]
+    for name in asked or _COMMANDS:
+        module, function = _COMMANDS[name].split(".")
+        callback = getattr(import_module(f"smollm2.cli.{module}"), function)
+        app.command(name, cls=Command)(callback)
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -34,7 +56,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def smollm2(
     version: Annotated[
         bool,
@@ -47,15 +68,3 @@ def smollm2(
 
     Example: smollm2 run "The capital of France is"
     """
-
-
-app.command(cls=Command)(run)
-app.command(cls=Command)(chat)
-app.command(cls=Command)(pull)
-app.command("list", cls=Command)(list_)
-app.command(cls=Command)(show)
-app.command(cls=Command)(tokenize)
-app.command(cls=Command)(verify)
-app.command(cls=Command)(bench)
-app.command("eval", cls=Command)(eval_)
-app.command(cls=Command)(export)

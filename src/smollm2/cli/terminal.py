@@ -33,6 +33,16 @@ def settle_streams() -> None:
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
 
 
+def drop_unwritten() -> None:
+    """Let what could not be written be no error a second time, when the interpreter ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+
+
 def _nobody() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")
 

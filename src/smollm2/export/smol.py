@@ -27,6 +27,7 @@ from smollm2.quantize import as_float32, kind_of, kind_without_loss, pack_weight
 from smollm2.smoothing import easier_to_round
 from smollm2.stacks import Stack, stacks
 from smollm2.state import State
+from smollm2.tokenizer import COMPACT, compact_form
 
 QUANTS = tuple(BLOCK_BYTES)
 """Kinds that matrices can be exported as."""
@@ -105,9 +106,17 @@ def export_smol(
         except InputError as error:
             raise InputError(f"{checkpoint.path}: {tensor.name}: {error}") from None
 
-    write_smol(path, side_files(checkpoint), plan.tensors, packed)
+    write_smol(path, _sections(checkpoint), plan.tensors, packed)
     seconds = time.perf_counter() - began
     return Exported(path, path.stat().st_size, seconds, plan.sizes(), plan.remarks)
+
+
+def _sections(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Make the files of a folder beside its weights, and the compact form of the tokenizer."""
+    files = side_files(checkpoint)
+    declaration = files.get("tokenizer.json")
+    form = compact_form(declaration) if declaration is not None else None
+    return files if form is None else {**files, COMPACT: form}
 
 
 def packed_size(checkpoint: Checkpoint, quant: str | None) -> int:

@@ -8,9 +8,10 @@ and tensors. The header is JSON::
 
 padded with spaces. All items follow each other in the header's order, each at the next multiple of
 64 bytes, and the last ends the file; so a file has one form, without hidden bytes or overlaps.
-Sections are the files of a Hugging Face folder beside its weights, byte for byte. A tensor of one
-dimension is ``f32``, plain floats; one of two is packed as ``native/kernels/kernels.h`` describes:
-tiles of 16 rows, blocks of 64 columns, so that mapping the file is all there is to load.
+Sections are the files of a Hugging Face folder beside its weights, byte for byte, and a form of its
+tokenizer.json that is read faster (``tokenizer/compact.py``). A tensor of one dimension is ``f32``,
+plain floats; one of two is packed as ``native/kernels/kernels.h`` describes: tiles of 16 rows,
+blocks of 64 columns, so that mapping the file is all there is to load.
 
 A checksum is the CRC-32 of an item's bytes, as eight hexadecimal digits: it is there against
 damage, not against people, it is in every language's library, and zlib computes it four times
@@ -55,6 +56,7 @@ SECTIONS = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
+    "tokenizer.compact.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
@@ -208,11 +210,7 @@ class _Layout:
 
 
 class _Items:
-    """The bytes of a file, in pieces of the size of a huge page.
-
-    Linux keeps what is written in such pieces in huge pages, and maps it so: kernels that read
-    it are a quarter faster than from small ones.
-    """
+    """The bytes of a file, in pieces of the size of a huge page: Linux keeps and maps them so."""
 
     def __init__(self, file: BinaryIO, start: bytes) -> None:
         self._file = file

@@ -47,6 +47,23 @@ _MODEL_OPTIONS = (
 )
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """Return the characters that byte-level BPE writes bytes with.
+
+    Printable Latin-1 characters stand for themselves, the other bytes are written with U+0100
+    and on (``bytes_to_unicode`` of GPT-2's encoder.py).
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + place): byte for place, byte in enumerate(rest)
+    }
+
+
+BYTE_OF = _byte_alphabet()
+"""The byte that each character of a token stands for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Libraries:
     """The same tokenizer twice over one vocabulary of ids below ``vocab_size``.
@@ -198,15 +215,20 @@ def _checked_model(declaration: Mapping[str, Any], source: str) -> Mapping[str, 
         )
     if len(set(ids)) != len(vocab):
         raise TokenizerError(f"{source}: model.vocab gives two tokens the same id")
-    if not isinstance(model.get("merges"), list) or not model["merges"]:
+    if not isinstance(model.get("merges"), list | tuple) or not model["merges"]:
         raise TokenizerError(
             f"{source}: model.merges is missing or empty, so every text would be split into bytes"
         )
     return model
 
 
-def _pairs(merges: list[Any], source: str) -> list[tuple[str, str]]:
-    """Read merges in either style: ``["a", "b"]`` (since tokenizers 0.20) or ``"a b"``."""
+def _pairs(merges: Sequence[Any], source: str) -> Sequence[tuple[str, str]]:
+    """Read merges in either style: ``["a", "b"]`` (since tokenizers 0.20) or ``"a b"``.
+
+    A tuple of pairs is what ``expand_form`` makes, and taken as it is.
+    """
+    if isinstance(merges, tuple):
+        return merges
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     # A set of what occurs, since a call for each of 50,000 merges takes as long as to parse them.
     lists = set(map(type, pairs)) == {list} and set(map(len, pairs)) == {2}

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from smollm2.errors import FormatError, InputError, TokenizerError
 from smollm2.files import atomic_write, json_bytes, parse_json
-from smollm2.tokenizer.declaration import build, declared_by_gguf
+from smollm2.tokenizer.compact import COMPACT, expand_form
+from smollm2.tokenizer.declaration import BYTE_OF, build, declared_by_gguf
 from smollm2.tokenizer.stream_decoder import StreamDecoder
 
 if TYPE_CHECKING:
@@ -30,22 +31,6 @@ _GGUF_NAMED = {
     "eos": "tokenizer.ggml.eos_token_id",
     "pad": "tokenizer.ggml.padding_token_id",
 }
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return the characters that byte-level BPE writes bytes with.
-
-    Printable Latin-1 characters stand for themselves, the other bytes are written with U+0100
-    and on (``bytes_to_unicode`` of GPT-2's encoder.py).
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + place): byte for place, byte in enumerate(rest)
-    }
-
-
-_BYTE_OF = _byte_alphabet()
 
 
 class Tokenizer:
@@ -112,18 +97,26 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], where: Path | str) -> Tokenizer:
-        """Open the files of a folder by their content; ``where`` names the folder in errors."""
+        """Open the files of a folder by their content; ``where`` names the folder in errors.
+
+        They may hold the compact form of tokenizer.json, which is read instead.
+        """
         paths = {name: Path(where) / name for name in FILES}
+        form = files.get(COMPACT)
         files = {name: files[name] for name in FILES if name in files}
         parsed = {
             name: parse_json(files[name], str(paths[name])) if name in files else {}
-            for name in (_FILE, _CONFIG, _TOKENS_MAP)
+            for name in (_CONFIG, _TOKENS_MAP)
         }
+        if form is None:
+            declaration = parse_json(files[_FILE], str(paths[_FILE]))
+        else:
+            declaration = expand_form(form, files[_FILE], str(Path(where) / COMPACT))
         template = _declared_template(parsed[_CONFIG], paths[_CONFIG])
         if _TEMPLATE in files:
             template = _text(files[_TEMPLATE], paths[_TEMPLATE])
         return cls(
-            parsed[_FILE],
+            declaration,
             source=str(paths[_FILE]),
             named={
                 name: _declared_token(name, parsed[_CONFIG], parsed[_TOKENS_MAP]) for name in _NAMED
@@ -208,7 +201,7 @@ class Tokenizer:
             )
         token = self._libraries.plain.id_to_token(token_id) or ""
         try:
-            data = bytes(_BYTE_OF[character] for character in token)
+            data = bytes(BYTE_OF[character] for character in token)
         except KeyError:  # an added token is written as it is
             data = token.encode()
         self._bytes[int(token_id)] = data

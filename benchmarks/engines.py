@@ -18,6 +18,9 @@ from claims import FIRST, OURS, Run
 PROMPT = "The capital of France is"
 """What is continued where the first token is waited for; the peers' script has the same."""
 
+LONG_PROMPT = "The sea was calm and"
+"""What the real model continues for more than a hundred tokens, in as many tokens itself."""
+
 PACKAGES: Mapping[str, tuple[str, str]] = {
     "llama_cpp": ("llama_cpp", "llama-cpp-python"),
     "llama_cpp_first": ("llama_cpp", "llama-cpp-python"),
@@ -82,7 +85,8 @@ class Engines:
         if run.engine == OURS:
             return [*ours, "bench", "-m", str(model), *threads, *counts, "--json"]
         if run.engine == FIRST:
-            return [*ours, "run", "-m", str(model), "--offline", "-n", str(run.decode), PROMPT]
+            prompt = PROMPT if run.decode == 1 else LONG_PROMPT
+            return [*ours, "run", "-m", str(model), "--offline", "-n", str(run.decode), prompt]
         return [str(self.peers), str(self.peers_script), run.engine, str(model), *threads, *counts]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from smollm2 import evaluate
 from smollm2.cli import main
 from tests.cli_session import write_model
 
@@ -98,7 +99,45 @@ def test_eval_of_several_kinds(model: Path, text: Path, capsys: pytest.CaptureFi
     assert rows[0]["top1"] > 0.999
     assert all(row["tokens"] == 2 * (row_size - 1) for row in rows for row_size in [256])
     assert main([*command[:-1], "--quant", "q8"]) == 0
-    assert "perplexity" in capsys.readouterr().out
+    cells = capsys.readouterr().out.split()
+    assert cells[0] == "q8"
+    assert float(cells[1]) == pytest.approx(rows[1]["perplexity"], abs=1e-4)
+
+
+def test_eval_of_all_kinds(model: Path, text: Path, capsys: pytest.CaptureFixture) -> None:
+    command = ["eval", "-m", str(model), "--text", str(text), "--windows", "1", "--json"]
+    assert main([*command, "--quant", "all"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["kind"] for row in rows] == ["as it is", "f32", "q16", "bf16", "q8", "q4"]
+    assert all(row["tolerable"] for row in rows[:5])
+
+
+def test_eval_reads_the_windows_that_are_chosen(
+    model: Path, text: Path, capsys: pytest.CaptureFixture
+) -> None:
+    command = ["eval", "-m", str(model), "--text", str(text), "--json", "--quant", "f32"]
+    means = []
+    for windows in ("2", "0,1", "1,2"):
+        assert main([*command, "--windows", windows]) == 0
+        (row,) = map(json.loads, capsys.readouterr().out.splitlines())
+        means.append(row["perplexity"])
+    assert means[0] == means[1] != means[2]
+
+
+def test_eval_warns_of_a_kind_that_changes_much(
+    model: Path,
+    text: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """cases: Q7"""
+    command = ["eval", "-m", str(model), "--text", str(text), "--windows", "1", "--quant", "q4"]
+    monkeypatch.setattr(evaluate, "TOLERATED", 10.0)
+    assert main(command) == 0
+    assert "everyday" not in capsys.readouterr().err
+    monkeypatch.setattr(evaluate, "TOLERATED", 1e-9)
+    assert main(command) == 0
+    assert "q4 changes perplexity by" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -113,6 +152,8 @@ def test_eval_of_several_kinds(model: Path, text: Path, capsys: pytest.CaptureFi
         (["bench", "--backend", "numpy", "--threads", "2"], 1, "has no option threads"),
         (["eval"], 2, "--text"),
         (["eval", "--text", "nowhere.txt"], 1, "nowhere.txt"),
+        (["eval", "--text", "x", "--windows", "0"], 2, "--windows"),
+        (["eval", "--text", "x", "--windows", "1,x"], 2, "--windows"),
     ],
 )
 def test_wrong_use_is_one_line(

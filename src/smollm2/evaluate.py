@@ -18,6 +18,10 @@ WINDOW = 1024
 """Tokens that are read together; the first of each window is not scored."""
 
 
+TOLERATED = 0.05
+"""Change of perplexity beyond which a format is not for everyday use (and never a default)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quality:
     """How a model reads a text, beside a reference that reads the same.
@@ -38,6 +42,11 @@ class Quality:
         if self.reference_perplexity is None:
             return None
         return self.perplexity / self.reference_perplexity - 1
+
+    @property
+    def tolerable(self) -> bool:
+        """Whether perplexity is changed by no more than ``TOLERATED``, as far as is known."""
+        return self.change is None or abs(self.change) <= TOLERATED
 
 
 def windows(

@@ -60,7 +60,7 @@ def bench(
     json: options.Json = False,
     no_color: options.NoColor = False,
 ) -> None:
-    """Measure how fast a model reads a prompt (prefill) and writes (decode).
+    """Measure how fast a model reads and writes: prefill and decode.
 
     Bytes read and 8-bit products a second stand beside what the machine reaches at most, in the
     same run. Several depths and batches are combined. Nothing is sampled.

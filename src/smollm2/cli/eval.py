@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from smollm2.cli import options
 from smollm2.cli.loading import load_model
 from smollm2.cli.terminal import Terminal
+from smollm2.cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from smollm2.evaluate import Quality
+
+
+ALL = (None, "f32", "q16", "bf16", "q8", "q4")
+"""What ``--quant all`` goes through; None is the file as it is."""
+
+_HEADER = ("KIND", "PERPLEXITY", "CHANGE", "KL", "TOP-1")
 
 
 def eval_(
@@ -18,54 +29,104 @@ def eval_(
     backend: options.Backend = None,
     quant: Annotated[
         list[str] | None,
-        typer.Option("--quant", metavar="KIND", help="Kind of weights; repeatable."),
+        typer.Option(
+            "--quant", metavar="KIND", help="Kind of weights, repeatable, or `all` of them."
+        ),
     ] = None,
     threads: options.Threads = None,
     windows: Annotated[
-        int, typer.Option("--windows", metavar="N", help="Windows of 1,024 tokens, from the start.")
-    ] = 4,
+        str,
+        typer.Option(
+            "--windows",
+            metavar="N|N,N…",
+            help="How many windows of 1,024 tokens, or which: numbers from 0 with commas.",
+        ),
+    ] = "4",
     offline: options.Offline = False,
     json: options.Json = False,
     no_color: options.NoColor = False,
 ) -> None:
     """Measure what a format costs beside float32.
 
-    Perplexity, mean KL divergence in nats, and how often both find the same token likeliest.
+    Perplexity, mean KL divergence in nats, and how often both find the same token likeliest. A
+    kind that changes perplexity by more than 5 % is warned of.
 
     Example: smollm2 eval --text book.txt --quant q8 --quant q4
     """
     from smollm2 import evaluate as evaluation
 
     terminal = Terminal(no_color=no_color)
+    chosen = _numbers(windows)
     content = options.read_file(text)
     reference = load_model(model, terminal, offline=offline, backend="numpy")
     ids = reference.tokenizer.encode(content)
     size = min(evaluation.WINDOW, reference.config.max_position_embeddings)
-    parts = evaluation.windows(ids, size=size)[:windows]
-    kinds: list[str | None] = [*quant] if quant else [None]
-    for kind in kinds:
-        loaded = load_model(
-            model, terminal, offline=offline, backend=backend, quant=kind, threads=threads
-        )
-        quality = evaluation.evaluate(loaded.lm, parts, reference.lm)
-        _show(terminal, kind or "as the file is", quality, json=json)
-        loaded.close()
+    several = "," in windows
+    parts = evaluation.windows(ids, size=size, choose=chosen if several else None)
+    if not several:
+        parts = parts[: chosen[0]]
+    rows: list[tuple[str, Quality]] = []
+    with terminal.status() as say:
+        for kind in _kinds(quant):
+            name = kind or "as it is"
+            say(f"reading {len(parts)} windows of {size} tokens: {name}")
+            loaded = load_model(
+                model, terminal, offline=offline, backend=backend, quant=kind, threads=threads
+            )
+            rows.append((name, evaluation.evaluate(loaded.lm, parts, reference.lm)))
+            loaded.close()
+    _show(terminal, rows, json=json)
+    for name, quality in rows:
+        if not quality.tolerable:
+            terminal.note(
+                f"{name} changes perplexity by {quality.change:+.1%}, more than "
+                f"{evaluation.TOLERATED:.0%}: take another kind for everyday use"
+            )
 
 
-def _show(terminal: Terminal, kind: str, quality: Any, *, json: bool) -> None:
-    if json:
+def _numbers(text: str) -> list[int]:
+    """A count, at least 1, or numbers of windows."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [-1]
+    least = 0 if len(numbers) > 1 else 1
+    if min(numbers) < least:
+        raise UsageError(f"--windows takes a count, or numbers with commas between: not {text!r}")
+    return numbers
+
+
+def _kinds(quant: list[str] | None) -> list[str | None]:
+    """The kinds that were asked for; ``all`` stands for ``ALL``."""
+    kinds: list[str | None] = []
+    for name in quant or []:
+        kinds.extend(ALL if name == "all" else [name])
+    return list(dict.fromkeys(kinds)) or [None]
+
+
+def _show(terminal: Terminal, rows: Sequence[tuple[str, Quality]], *, json: bool) -> None:
+    if not json:
+        cells = [
+            (
+                name,
+                f"{quality.perplexity:.4f}",
+                f"{quality.change:+.3%}",
+                f"{quality.mean_kl:.7f}",
+                f"{quality.top1:.2%}",
+            )
+            for name, quality in rows
+        ]
+        terminal.table(_HEADER, cells, numbers=len(_HEADER) - 1)
+        return
+    for name, quality in rows:
         terminal.json(
             {
-                "kind": kind,
+                "kind": name,
                 "tokens": quality.tokens,
                 "perplexity": quality.perplexity,
                 "reference_perplexity": quality.reference_perplexity,
                 "mean_kl": quality.mean_kl,
                 "top1": quality.top1,
+                "tolerable": quality.tolerable,
             }
         )
-        return
-    terminal.line(
-        f"{kind:<15} perplexity {quality.perplexity:.4f} ({quality.change:+.3%})  "
-        f"KL {quality.mean_kl:.6f}  top-1 {quality.top1:.2%}"
-    )

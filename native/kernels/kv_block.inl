@@ -46,7 +46,8 @@ struct QuadKv {
   using Value = QuadDot<false>;
   static constexpr int width = 4;
   static constexpr bool whole = true;  // numbers, with a scale for each place
-  static constexpr float top_query = 32512.0f, top_probability = 32767.0f;
+  // What two signed bytes hold, with room for rounding.
+  static constexpr float top_query = 32512.0f, top_probability = 32512.0f;
 };
 
 // Where the parts of a block lie.

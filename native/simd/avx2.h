@@ -1,4 +1,5 @@
-// The policy of simd/scalar.h for AVX2, FMA and F16C: two registers each for V, I and B.
+// The policy of simd/scalar.h for AVX2, FMA and F16C: two registers each for V, I and B. With
+// SMOLLM2_AVX_VNNI dot products are those of AVX-VNNI.
 #pragma once
 
 #include <immintrin.h>
@@ -17,6 +18,7 @@ struct FloatSums {
 struct IntegerSums {
   static constexpr int rows = 4, tiles = 1, few_rows = 4;
 };
+constexpr int kLineTiles = 2;
 
 struct V {
   __m256 low, high;
@@ -74,12 +76,6 @@ inline __m128i load_eight(const std::uint16_t* p) {
 inline V load_half(const std::uint16_t* p) {
   return {_mm256_cvtph_ps(load_eight(p)), _mm256_cvtph_ps(load_eight(p + 8))};
 }
-inline __m256 floats_of_bf16(__m128i halves) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-inline V load_bf16(const std::uint16_t* p) {
-  return {floats_of_bf16(load_eight(p)), floats_of_bf16(load_eight(p + 8))};
-}
 // Eight bf16, each in 32 bits.
 inline __m256i bf16_of(__m256 a) {
   const __m256i bits = _mm256_castps_si256(a);
@@ -116,6 +112,10 @@ inline __m256 eight_powers_of_two(__m256i a) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(a, _mm256_set1_epi32(127)), 23));
 }
 inline V power_of_two(I a) { return {eight_powers_of_two(a.low), eight_powers_of_two(a.high)}; }
+// p * 2^n for whole n, -126 ... 127; 0 where x < lowest.
+inline V scale_unless_below(V p, V n, V x, float lowest) {
+  return if_greater(broadcast(lowest), x, zero(), mul(p, power_of_two(to_int(n))));
+}
 inline std::int32_t sum(I a) {
   const __m256i eight = _mm256_add_epi32(a.low, a.high);
   __m128i x = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
@@ -140,10 +140,6 @@ inline void store_int8(std::int8_t* p, I a) {
   const __m128i bytes =
       _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
-}
-inline V load_int8(const std::int8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return to_float(I{_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
 }
 inline V load_int16(const std::int16_t* p) {
   const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -174,62 +170,13 @@ inline B flip_sign(B a) {
   const __m256i top = _mm256_set1_epi8(-128);
   return {_mm256_xor_si256(a.low, top), _mm256_xor_si256(a.high, top)};
 }
-// In 16 bits, even and odd bytes apart: VPMADDUBSW would saturate.
-inline __m256i eight_dots(__m256i acc, __m256i u, __m256i s) {
-  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(0xff)),
-                                         _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
-  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
-  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
-}
-inline I dot4(I acc, B u, B s) {
-  return {eight_dots(acc.low, u.low, s.low), eight_dots(acc.high, u.high, s.high)};
-}
-
-// ---- dot products of one group of 32, for 16 rows of weights
-
-// |w| * (x with the sign of w): a pair is at most 2 * 128 * 127 = 32512, so that nothing
-// saturates. The weights are signed again here, so there is nothing to take off.
-struct Dot8 {
-  using Acc = I;
-  struct Line {
-    B magnitude, sign;
-  };
-  static Acc begin(std::int32_t) { return broadcast_int(0); }
-  static Line line(B bytes) {
-    const B w = flip_sign(bytes);
-    return {{_mm256_abs_epi8(w.low), _mm256_abs_epi8(w.high)}, w};
-  }
-  static __m256i step(__m256i acc, __m256i magnitude, __m256i sign, __m256i x) {
-    const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, sign));
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-  }
-  static Acc step(Acc acc, Line w, B x) {
-    return {step(acc.low, w.magnitude.low, w.sign.low, x.low),
-            step(acc.high, w.magnitude.high, w.sign.high, x.high)};
-  }
-  static I end(Acc acc, std::int32_t) { return acc; }
-};
-
-// Pairs are at most 2 * 15 * 127 = 3810, and 8 of them fit 16 bits.
-template <int zero_point>
-struct Dot4 {
-  struct Acc {
-    __m256i low, high;  // 16 pairs each
-  };
-  static Acc begin(std::int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-  static Acc step(Acc acc, B w, B x) {
-    return {_mm256_add_epi16(acc.low, _mm256_maddubs_epi16(w.low, x.low)),
-            _mm256_add_epi16(acc.high, _mm256_maddubs_epi16(w.high, x.high))};
-  }
-  static I end(Acc acc, std::int32_t sum) {
-    const __m256i one = _mm256_set1_epi16(1);
-    const I dots{_mm256_madd_epi16(acc.low, one), _mm256_madd_epi16(acc.high, one)};
-    return add(dots, broadcast_int(-zero_point * sum));
-  }
-};
 
 }  // namespace
 }  // namespace smollm2
 
+#if defined(SMOLLM2_AVX_VNNI)
+#include "simd/dots_avxvnni.h"
+#else
 #include "simd/dots_avx2.h"
+#endif
 #include "simd/exp.inl"

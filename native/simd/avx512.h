@@ -74,10 +74,6 @@ inline float max(V a) {
 inline V load_half(const std::uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-inline V load_bf16(const std::uint16_t* p) {
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
-}
 // Not VCVTNEPS2BF16, which takes subnormals for zero.
 inline void store_bf16(std::uint16_t* p, V a) {
   const __m512i bits = _mm512_castps_si512(a.v);
@@ -117,10 +113,6 @@ inline float greatest_magnitude(V a, V b) {
 inline void store_int8(std::int8_t* p, I a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }
-inline V load_int8(const std::int8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
-}
 inline V load_int16(const std::int16_t* p) {
   const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(words))};
@@ -138,28 +130,12 @@ inline B high_nibbles(B a) {
   return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
 }
 inline B flip_sign(B a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }
+constexpr bool kSignedDots = false;
 inline I dot4(I acc, B u, B s) { return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)}; }
-
-// ---- dot products of one group of 32, for 16 rows of weights
-struct Dot8 {
-  using Acc = I;
-  using Line = B;
-  static Acc begin(std::int32_t sum) { return broadcast_int(-128 * sum); }
-  static Line line(B bytes) { return bytes; }
-  static Acc step(Acc acc, Line w, B x) { return dot4(acc, w, x); }
-  static I end(Acc acc, std::int32_t) { return acc; }
-};
-
-template <int zero_point>
-struct Dot4 {
-  using Acc = I;
-  static Acc begin(std::int32_t sum) { return broadcast_int(-zero_point * sum); }
-  static Acc step(Acc acc, B w, B x) { return dot4(acc, w, x); }
-  static I end(Acc acc, std::int32_t) { return acc; }
-};
 
 }  // namespace
 }  // namespace smollm2
 
 #include "simd/dots_avx512.h"
 #include "simd/exp.inl"
+#include "simd/groups.inl"

@@ -1,4 +1,4 @@
-// What attention multiplies lines of keys and values with, for AVX2.
+// Dot products of weights, and of lines of keys and values, for AVX2 alone.
 #pragma once
 
 #include "simd/avx2.h"
@@ -6,12 +6,49 @@
 namespace smollm2 {
 namespace {
 
-constexpr int kLineTiles = 2;
+// ---- of one group of 32, for 16 rows of weights
+// |w| * (x with the sign of w): a pair is at most 2 * 128 * 127 = 32512, so that nothing
+// saturates. The weights are signed again here, so there is nothing to take off.
+struct Dot8 {
+  using Acc = I;
+  struct Line {
+    B magnitude, sign;
+  };
+  static Acc begin(std::int32_t) { return broadcast_int(0); }
+  static Line line(B bytes) {
+    const B w = flip_sign(bytes);
+    return {{_mm256_abs_epi8(w.low), _mm256_abs_epi8(w.high)}, w};
+  }
+  static __m256i step(__m256i acc, __m256i magnitude, __m256i sign, __m256i x) {
+    const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, sign));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  static Acc step(Acc acc, Line w, B x) {
+    return {step(acc.low, w.magnitude.low, w.sign.low, x.low),
+            step(acc.high, w.magnitude.high, w.sign.high, x.high)};
+  }
+  static I end(Acc acc, std::int32_t) { return acc; }
+};
 
-// p * 2^n for whole n, -126 ... 127; 0 where x < lowest.
-inline V scale_unless_below(V p, V n, V x, float lowest) {
-  return if_greater(broadcast(lowest), x, zero(), mul(p, power_of_two(to_int(n))));
-}
+// Pairs are at most 2 * 15 * 127 = 3810, and 8 of them fit 16 bits.
+template <int zero_point>
+struct Dot4 {
+  struct Acc {
+    __m256i low, high;  // 16 pairs each
+  };
+  static Acc begin(std::int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static Acc step(Acc acc, B w, B x) {
+    return {_mm256_add_epi16(acc.low, _mm256_maddubs_epi16(w.low, x.low)),
+            _mm256_add_epi16(acc.high, _mm256_maddubs_epi16(w.high, x.high))};
+  }
+  static I end(Acc acc, std::int32_t sum) {
+    const __m256i one = _mm256_set1_epi16(1);
+    const I dots{_mm256_madd_epi16(acc.low, one), _mm256_madd_epi16(acc.high, one)};
+    return add(dots, broadcast_int(-zero_point * sum));
+  }
+};
+
+// ---- of keys and values
 
 // Lines are [16 lanes][4] bytes, factors 16 bits: uint8 lines with signed factors (keys), or int8
 // lines with factors 0 ... 32767 (values). A quad's even and odd bytes are widened to 16 bits and

@@ -5,7 +5,8 @@ namespace smollm2 {
 namespace {
 
 // Lines are [16 lanes][4] bytes, factors 256 * high + low: uint8 lines with int8 terms (keys), or
-// int8 lines with uint8 terms (values). Exact as long as the whole sum fits 32 bits.
+// int8 lines with uint8 terms (values). Where dot4 takes signed bytes alone both are int8, and keys
+// are less 128 again. Exact as long as the whole sum fits 32 bits.
 template <bool signed_factors>
 struct QuadDot {
   static constexpr int tiles = kQuadTiles;  // whose sums lie in registers together
@@ -19,13 +20,17 @@ struct QuadDot {
   static void prepare(const I* x, int count, std::uint32_t* factors) {
     auto* high = reinterpret_cast<std::uint8_t*>(factors);
     // A signed low byte counts 256 less where its top bit is set: one more in the high byte.
-    const I carry = broadcast_int(signed_factors ? 128 : 0);
+    const I carry = broadcast_int(signed_factors || kSignedDots ? 128 : 0);
     for (int i = 0; i < count; i += kLanes) {
       store_terms(high + i, high + count + i, x[i / kLanes], carry);
     }
   }
-  static Acc begin(std::int32_t start) { return {broadcast_int(0), broadcast_int(start)}; }
-  static Line line(const std::uint8_t* p) { return hold_line(p); }
+  static Acc begin(std::int32_t start) {
+    return {broadcast_int(0), broadcast_int(kSignedDots ? 0 : start)};
+  }
+  static Line line(const std::uint8_t* p) {
+    return signed_factors && kSignedDots ? flip_sign(hold_line(p)) : hold_line(p);
+  }
   static Factor factor(const std::uint32_t* factors, int step, int steps) {
     return {broadcast_bytes(factors + step), broadcast_bytes(factors + steps + step)};
   }

@@ -107,9 +107,6 @@ inline float max(V a) {
 inline V load_half(const std::uint16_t* p) {
   return lanes<V>([&](int i) { return float_of_half(p[i]); });
 }
-inline V load_bf16(const std::uint16_t* p) {
-  return lanes<V>([&](int i) { return float_of_bf16(p[i]); });
-}
 // To nearest, half to even; NaN stays NaN.
 inline void store_bf16(std::uint16_t* p, V a) {
   for (int i = 0; i < kLanes; ++i) p[i] = bf16_of(a.lane[i]);
@@ -172,9 +169,6 @@ inline float greatest_magnitude(V a, V b) {
 inline void store_int8(std::int8_t* p, I a) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<std::int8_t>(a.lane[i]);
 }
-inline V load_int8(const std::int8_t* p) {
-  return lanes<V>([&](int i) { return static_cast<float>(p[i]); });
-}
 inline V load_int16(const std::int16_t* p) {
   return lanes<V>([&](int i) { return static_cast<float>(p[i]); });
 }
@@ -204,6 +198,8 @@ inline B flip_sign(B a) {
   for (std::uint8_t& x : a.byte) x ^= 0x80U;
   return a;
 }
+// Whether dot4 takes int8 on both sides instead.
+constexpr bool kSignedDots = false;
 // Lane i: acc + the products of u's 4 uint8 and s's 4 int8, exact.
 inline I dot4(I acc, B u, B s) {
   for (int i = 0; i < 4 * kLanes; ++i) {
@@ -212,30 +208,9 @@ inline I dot4(I acc, B u, B s) {
   return acc;
 }
 
-// ---- dot products of one group of 32, for 16 rows of weights
-// begin, a step for each of 8 lines, end; `sum` is that of the group's activations.
-
-// Lines of q + 128.
-struct Dot8 {
-  using Acc = I;
-  using Line = B;
-  static Acc begin(std::int32_t sum) { return broadcast_int(-128 * sum); }
-  static Line line(B bytes) { return bytes; }
-  static Acc step(Acc acc, Line w, B x) { return dot4(acc, w, x); }
-  static I end(Acc acc, std::int32_t) { return acc; }
-};
-
-// Lines of q, 0 ... 15; the sum of q * x less zero * the sum of x.
-template <int zero_point>
-struct Dot4 {
-  using Acc = I;
-  static Acc begin(std::int32_t sum) { return broadcast_int(-zero_point * sum); }
-  static Acc step(Acc acc, B w, B x) { return dot4(acc, w, x); }
-  static I end(Acc acc, std::int32_t) { return acc; }
-};
-
 }  // namespace
 }  // namespace smollm2
 
 #include "simd/dots_scalar.h"
 #include "simd/exp.inl"
+#include "simd/groups.inl"

@@ -5,7 +5,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 NATIVE := $(shell find native -type f) pyproject.toml CMakeLists.txt constraints.txt
 PYTHON_FILES := $(shell find src -name '*.py')
 
-.PHONY: run test check setup format clean
+.PHONY: run test check test-native sanitize check-arm setup format clean
+
+# smollm2_tests: the C++ code without Python. avxvnni runs on CPUs with AVX-512 in their encoding.
+EVEX := $(shell grep -q avx512_vnni /proc/cpuinfo 2>/dev/null && echo ON || echo OFF)
+NATIVE_TESTS = $(BIN)/cmake -S . -G Ninja --log-level=ERROR -DSMOLLM2_EXTENSION=OFF \
+  -DSMOLLM2_NATIVE_TESTS=ON -DSMOLLM2_WERROR=ON -DSMOLLM2_EVEX_VNNI=$(EVEX)
+ARM_CXX ?= $(firstword $(shell which aarch64-linux-gnu-g++ aarch64-linux-gnu-g++-12 2>/dev/null))
+QEMU ?= $(firstword $(shell which qemu-aarch64 qemu-aarch64-static 2>/dev/null))
 
 run: .venv/core  ## complete a prompt with the real 135M weights
 	$(BIN)/smollm2 run "The capital of France is" --echo --stop "\n"
@@ -23,6 +30,27 @@ check: .venv/dev  ## format, lint, types, import contracts, C++ warnings as erro
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
 	  -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir) --log-level=ERROR
 	$(BIN)/cmake --build build/check
+
+test-native: .venv/dev  ## every instruction set of this CPU against the plain C++
+	$(NATIVE_TESTS) -B build/native -DCMAKE_BUILD_TYPE=Release
+	$(BIN)/cmake --build build/native
+	build/native/smollm2_tests
+
+sanitize: .venv/dev  ## the same under the address, undefined behaviour and thread sanitizers
+	for kind in address,undefined thread; do \
+	  $(NATIVE_TESTS) -B build/$$kind -DCMAKE_BUILD_TYPE=Debug -DSMOLLM2_SANITIZE=$$kind && \
+	  $(BIN)/cmake --build build/$$kind && build/$$kind/smollm2_tests || exit 1; \
+	done
+
+check-arm: .venv/dev  ## the same for AArch64 in an emulator: NEON, with SDOT, with USDOT
+	@test -n "$(ARM_CXX)" -a -n "$(QEMU)" || { echo "check-arm needs a cross compiler and QEMU:" \
+	  "apt-get install g++-aarch64-linux-gnu qemu-user"; exit 1; }
+	$(NATIVE_TESTS) -B build/arm -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux \
+	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$(ARM_CXX) \
+	  -DCMAKE_EXE_LINKER_FLAGS=-static
+	$(BIN)/cmake --build build/arm
+	$(QEMU) -cpu max build/arm/smollm2_tests
+	$(QEMU) -cpu cortex-a53 build/arm/smollm2_tests dispatch
 
 setup: .venv/dev  ## prepare .venv for development
 

@@ -9,7 +9,12 @@ namespace smollm2 {
 const Kernels& table_scalar();
 #if defined(SMOLLM2_X86)
 const Kernels& table_avx2();
+const Kernels& table_avxvnni();
 const Kernels& table_avx512();
+#elif defined(SMOLLM2_NEON)
+const Kernels& table_neon();
+const Kernels& table_neon_dotprod();
+const Kernels& table_neon_i8mm();
 #endif
 
 namespace {
@@ -25,8 +30,17 @@ const std::vector<Entry>& entries() {
       {table_scalar, {}},
 #if defined(SMOLLM2_X86)
       {table_avx2, {"avx2", "fma", "f16c"}},
+#if defined(SMOLLM2_EVEX_VNNI)
+      {table_avxvnni, {"avx2", "fma", "f16c", "avx512vl", "avx512_vnni"}},
+#else
+      {table_avxvnni, {"avx2", "fma", "f16c", "avx_vnni"}},
+#endif
       {table_avx512,
        {"avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "fma", "f16c"}},
+#elif defined(SMOLLM2_NEON)
+      {table_neon, {"neon"}},
+      {table_neon_dotprod, {"neon", "neon_dotprod"}},
+      {table_neon_i8mm, {"neon", "neon_dotprod", "neon_i8mm"}},
 #endif
   };
   return all;

@@ -1,5 +1,6 @@
 // Layouts of packed weights, activations and cached keys and values, and the table of kernels that
-// each instruction set fills. Everything here is plain data, shared by all translation units.
+// each instruction set fills. Everything here is plain data, shared by all translation units;
+// functions are static, since the linker would keep one copy of any instruction set.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +28,8 @@ constexpr int kTileRows = 16;  // output columns that lie side by side
 constexpr int kBlock = 64;     // k are padded with zeros to a multiple of this
 constexpr int kGroup = 32;     // values that share one scale
 
-constexpr int padded(int cols) { return (cols + kBlock - 1) / kBlock * kBlock; }
-constexpr int tiles(int rows) { return (rows + kTileRows - 1) / kTileRows; }
+static constexpr int padded(int cols) { return (cols + kBlock - 1) / kBlock * kBlock; }
+static constexpr int tiles(int rows) { return (rows + kTileRows - 1) / kTileRows; }
 
 // Bytes of 64 k of one tile. Within a block of 64 k, 64-byte lines in this order:
 //   f32   64 lines [16 rows] float                               line k
@@ -38,7 +39,7 @@ constexpr int tiles(int rows) { return (rows + kTileRows - 1) / kTileRows; }
 //   q4     8 lines: low nibbles as line k/4 = 2j, high nibbles 2j+1; then scales
 //   q4m   as q4, then 1 line of minimums after the scales
 // A line of scales or minimums is [2 groups][16 rows] half float.
-constexpr std::size_t block_bytes(Kind kind) {
+static constexpr std::size_t block_bytes(Kind kind) {
   switch (kind) {
     case Kind::f32:
       return 64 * 64;
@@ -56,15 +57,15 @@ constexpr std::size_t block_bytes(Kind kind) {
   return 0;
 }
 
-constexpr std::size_t tile_bytes(Kind kind, int cols) {
+static constexpr std::size_t tile_bytes(Kind kind, int cols) {
   return static_cast<std::size_t>(padded(cols) / kBlock) * block_bytes(kind);
 }
 
-constexpr std::size_t packed_bytes(Kind kind, int rows, int cols) {
+static constexpr std::size_t packed_bytes(Kind kind, int rows, int cols) {
   return static_cast<std::size_t>(tiles(rows)) * tile_bytes(kind, cols);
 }
 
-constexpr bool is_integer(Kind kind) {
+static constexpr bool is_integer(Kind kind) {
   return kind == Kind::q8 || kind == Kind::q4 || kind == Kind::q4m;
 }
 

@@ -185,62 +185,42 @@ inline B flip_sign(B a) {
   const __m256i top = _mm256_set1_epi8(-128);
   return {_mm256_xor_si256(a.low, top), _mm256_xor_si256(a.high, top)};
 }
-// In 16 bits, even and odd bytes apart: VPMADDUBSW would saturate.
-inline __m256i eight_dots(__m256i acc, __m256i u, __m256i s) {
-  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(0xff)),
-                                         _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
-  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
-  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
-}
-inline I dot4(I acc, B u, B s) {
-  return {eight_dots(acc.low, u.low, s.low), eight_dots(acc.high, u.high, s.high)};
+
+// ---- what attention does with floats, and with pairs of 16 bits
+constexpr int kLineTiles = 2;
+
+// p * 2^n for whole n, -126 ... 127; 0 where x < lowest.
+inline V scale_unless_below(V p, V n, V x, float lowest) {
+  return if_greater(broadcast(lowest), x, zero(), mul(p, power_of_two(to_int(n))));
 }
 
-// ---- dot products of one group of 32, for 16 rows of weights
+// Of lanes that are not negative, the greater; NaN counts as greater than infinity.
+inline __m256 greater_bits(__m256 a, __m256 b) {
+  return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+inline V greater_bits(V a, V b) {
+  return {greater_bits(a.low, b.low), greater_bits(a.high, b.high)};
+}
+// Lane i: the greatest lane of x[i], in that sense; the others are 0.
+inline V maxima(const V (&x)[8]) {
+  float out[kLanes] = {};
+  for (int i = 0; i < 8; ++i) out[i] = greatest_magnitude(x[i], zero());
+  return load(out);
+}
 
-// |w| * (x with the sign of w): a pair is at most 2 * 128 * 127 = 32512, so that nothing
-// saturates. The weights are signed again here, so there is nothing to take off.
-struct Dot8 {
-  using Acc = I;
-  struct Line {
-    B magnitude, sign;
-  };
-  static Acc begin(std::int32_t) { return broadcast_int(0); }
-  static Line line(B bytes) {
-    const B w = flip_sign(bytes);
-    return {{_mm256_abs_epi8(w.low), _mm256_abs_epi8(w.high)}, w};
-  }
-  static __m256i step(__m256i acc, __m256i magnitude, __m256i sign, __m256i x) {
-    const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, sign));
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-  }
-  static Acc step(Acc acc, Line w, B x) {
-    return {step(acc.low, w.magnitude.low, w.sign.low, x.low),
-            step(acc.high, w.magnitude.high, w.sign.high, x.high)};
-  }
-  static I end(Acc acc, std::int32_t) { return acc; }
-};
-
-// Pairs are at most 2 * 15 * 127 = 3810, and 8 of them fit 16 bits.
-template <int zero_point>
-struct Dot4 {
-  struct Acc {
-    __m256i low, high;  // 16 pairs each
-  };
-  static Acc begin(std::int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-  static Acc step(Acc acc, B w, B x) {
-    return {_mm256_add_epi16(acc.low, _mm256_maddubs_epi16(w.low, x.low)),
-            _mm256_add_epi16(acc.high, _mm256_maddubs_epi16(w.high, x.high))};
-  }
-  static I end(Acc acc, std::int32_t sum) {
-    const __m256i one = _mm256_set1_epi16(1);
-    const I dots{_mm256_madd_epi16(acc.low, one), _mm256_madd_epi16(acc.high, one)};
-    return add(dots, broadcast_int(-zero_point * sum));
-  }
-};
+inline B hold_line(const std::uint8_t* p) { return load_bytes(p); }
+// Lane i: acc + the products of a's 2 int16 and b's.
+inline I dot2(I acc, B a, B b) {
+  return {_mm256_add_epi32(acc.low, _mm256_madd_epi16(a.low, b.low)),
+          _mm256_add_epi32(acc.high, _mm256_madd_epi16(a.high, b.high))};
+}
 
 }  // namespace
 }  // namespace smollm2
 
+#if defined(SMOLLM2_AVX_VNNI)
+#include "simd/dots_avxvnni.h"
+#else
 #include "simd/dots_avx2.h"
+#endif
 #include "simd/exp.inl"

@@ -147,24 +147,7 @@ inline B high_nibbles(B a) {
 }
 inline B flip_sign(B a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }
 inline I dot4(I acc, B u, B s) { return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)}; }
-
-// ---- dot products of one group of 32, for 16 rows of weights
-struct Dot8 {
-  using Acc = I;
-  using Line = B;
-  static Acc begin(std::int32_t sum) { return broadcast_int(-128 * sum); }
-  static Line line(B bytes) { return bytes; }
-  static Acc step(Acc acc, Line w, B x) { return dot4(acc, w, x); }
-  static I end(Acc acc, std::int32_t) { return acc; }
-};
-
-template <int zero_point>
-struct Dot4 {
-  using Acc = I;
-  static Acc begin(std::int32_t sum) { return broadcast_int(-zero_point * sum); }
-  static Acc step(Acc acc, B w, B x) { return dot4(acc, w, x); }
-  static I end(Acc acc, std::int32_t) { return acc; }
-};
+constexpr bool kSignedDots = false;
 
 }  // namespace
 }  // namespace smollm2

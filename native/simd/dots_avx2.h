@@ -1,4 +1,4 @@
-// What attention multiplies lines of keys and values with, for AVX2.
+// Dot products of weights, and of lines of keys and values, for AVX2 alone.
 #pragma once
 
 #include "simd/avx2.h"
@@ -6,49 +6,50 @@
 namespace smollm2 {
 namespace {
 
-constexpr int kLineTiles = 2;
+// ---- of one group of 32, for 16 rows of weights
 
-// p * 2^n for whole n, -126 ... 127; 0 where x < lowest.
-inline V scale_unless_below(V p, V n, V x, float lowest) {
-  return if_greater(broadcast(lowest), x, zero(), mul(p, power_of_two(to_int(n))));
-}
-
-// Of lanes that are not negative, the greater; NaN counts as greater than infinity.
-inline __m256 greater_bits(__m256 a, __m256 b) {
-  return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
-}
-inline V greater_bits(V a, V b) {
-  return {greater_bits(a.low, b.low), greater_bits(a.high, b.high)};
-}
-// Lane i: the greatest lane of x[i], in that sense; the others are 0.
-inline V maxima(const V (&x)[8]) {
-  float out[kLanes] = {};
-  for (int i = 0; i < 8; ++i) out[i] = greatest_magnitude(x[i], zero());
-  return load(out);
-}
-
-// Lines are [16 lanes][2] int16, factors int16. Exact as long as the whole sum fits 32 bits.
-struct PairDot {
-  static constexpr int tiles = 2;  // whose sums lie in registers together
-  static constexpr bool scaled = false;
+// |w| * (x with the sign of w): a pair is at most 2 * 128 * 127 = 32512, so that nothing
+// saturates. The weights are signed again here, so there is nothing to take off.
+struct Dot8 {
   using Acc = I;
-  using Line = B;
-  using Factor = __m256i;
-  static void prepare(const I* x, int count, std::uint32_t* factors) {
-    auto* to = reinterpret_cast<std::int16_t*>(factors);
-    for (int i = 0; i < count; i += kLanes) store_int16(to + i, x[i / kLanes]);
+  struct Line {
+    B magnitude, sign;
+  };
+  static Acc begin(std::int32_t) { return broadcast_int(0); }
+  static Line line(B bytes) {
+    const B w = flip_sign(bytes);
+    return {{_mm256_abs_epi8(w.low), _mm256_abs_epi8(w.high)}, w};
   }
-  static Acc begin(std::int32_t start) { return broadcast_int(start); }
-  static Line line(const std::uint8_t* p) { return load_bytes(p); }
-  static Factor factor(const std::uint32_t* factors, int step, int) {
-    return _mm256_set1_epi32(static_cast<std::int32_t>(factors[step]));
+  static __m256i step(__m256i acc, __m256i magnitude, __m256i sign, __m256i x) {
+    const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, sign));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
-  static Acc step(Acc acc, Line a, Factor x) {
-    return {_mm256_add_epi32(acc.low, _mm256_madd_epi16(a.low, x)),
-            _mm256_add_epi32(acc.high, _mm256_madd_epi16(a.high, x))};
+  static Acc step(Acc acc, Line w, B x) {
+    return {step(acc.low, w.magnitude.low, w.sign.low, x.low),
+            step(acc.high, w.magnitude.high, w.sign.high, x.high)};
   }
-  static V end(Acc acc) { return to_float(acc); }
+  static I end(Acc acc, std::int32_t) { return acc; }
 };
+
+// Pairs are at most 2 * 15 * 127 = 3810, and 8 of them fit 16 bits.
+template <int zero_point>
+struct Dot4 {
+  struct Acc {
+    __m256i low, high;  // 16 pairs each
+  };
+  static Acc begin(std::int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static Acc step(Acc acc, B w, B x) {
+    return {_mm256_add_epi16(acc.low, _mm256_maddubs_epi16(w.low, x.low)),
+            _mm256_add_epi16(acc.high, _mm256_maddubs_epi16(w.high, x.high))};
+  }
+  static I end(Acc acc, std::int32_t sum) {
+    const __m256i one = _mm256_set1_epi16(1);
+    const I dots{_mm256_madd_epi16(acc.low, one), _mm256_madd_epi16(acc.high, one)};
+    return add(dots, broadcast_int(-zero_point * sum));
+  }
+};
+
+// ---- of keys and values
 
 // Lines are [16 lanes][4] bytes, factors 16 bits: uint8 lines with signed factors, or int8 lines
 // with factors 0 ... 255. A quad's even and odd bytes are widened to 16 bits and meet factors 0 2
@@ -69,7 +70,8 @@ struct WideDot {
         _mm_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1));
     for (int i = 0; i < count; i += kLanes) {
       auto* to = reinterpret_cast<__m128i*>(factors + i / 2);
-      for (const __m256i eight : {x[i / kLanes].low, x[i / kLanes].high}) {
+      const __m256i both[] = {x[i / kLanes].low, x[i / kLanes].high};
+      for (const __m256i eight : both) {
         const __m256i halves = _mm256_shuffle_epi8(eight, order);
         _mm_storeu_si128(to++, _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08)));
       }
@@ -111,3 +113,5 @@ struct MixDot : WideDot<true> {
 
 }  // namespace
 }  // namespace smollm2
+
+#include "simd/pairs.inl"

@@ -58,29 +58,14 @@ inline I join_terms(I high, I low) {
   return {_mm512_add_epi32(_mm512_slli_epi32(high.v, 8), low.v)};
 }
 
-constexpr int kLineTiles = 4, kQuadTiles = 2;
+inline I dot2(I acc, B a, B b) { return {_mm512_dpwssd_epi32(acc.v, a.v, b.v)}; }
 
-// Lines are [16 lanes][2] int16, factors int16. Exact as long as the whole sum fits 32 bits.
-struct PairDot {
-  static constexpr int tiles = 4;  // whose sums lie in registers together
-  static constexpr bool scaled = false;
-  using Acc = I;
-  using Line = B;
-  using Factor = B;
-  static void prepare(const I* x, int count, std::uint32_t* factors) {
-    auto* to = reinterpret_cast<std::int16_t*>(factors);
-    for (int i = 0; i < count; i += kLanes) store_int16(to + i, x[i / kLanes]);
-  }
-  static Acc begin(std::int32_t start) { return broadcast_int(start); }
-  static Line line(const std::uint8_t* p) { return hold_line(p); }
-  static Factor factor(const std::uint32_t* factors, int step, int) {
-    return broadcast_bytes(factors + step);
-  }
-  static Acc step(Acc acc, Line a, Factor x) { return {_mm512_dpwssd_epi32(acc.v, a.v, x.v)}; }
-  static V end(Acc acc) { return to_float(acc); }
-};
+constexpr int kLineTiles = 4, kQuadTiles = 2;
 
 }  // namespace
 }  // namespace smollm2
 
+#include "simd/groups.inl"
+#include "simd/mix.inl"
+#include "simd/pairs.inl"
 #include "simd/quads.inl"

@@ -49,5 +49,7 @@ inline I join_terms(I high, I low) {
 }  // namespace
 }  // namespace smollm2
 
+#include "simd/groups.inl"
+#include "simd/mix.inl"
 #include "simd/pairs.inl"
 #include "simd/quads.inl"

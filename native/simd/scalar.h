@@ -213,6 +213,7 @@ inline B flip_sign(B a) {
   for (std::uint8_t& x : a.byte) x ^= 0x80U;
   return a;
 }
+constexpr bool kSignedDots = false;  // whether dot4 takes int8 for both
 // Lane i: acc + the products of u's 4 uint8 and s's 4 int8, exact.
 inline I dot4(I acc, B u, B s) {
   for (int i = 0; i < 4 * kLanes; ++i) {
@@ -220,28 +221,14 @@ inline I dot4(I acc, B u, B s) {
   }
   return acc;
 }
-
-// ---- dot products of one group of 32, for 16 rows of weights
-// begin, a step for each of 8 lines, end; `sum` is that of the group's activations.
-
-// Lines of q + 128.
-struct Dot8 {
-  using Acc = I;
-  using Line = B;
-  static Acc begin(std::int32_t sum) { return broadcast_int(-128 * sum); }
-  static Line line(B bytes) { return bytes; }
-  static Acc step(Acc acc, Line w, B x) { return dot4(acc, w, x); }
-  static I end(Acc acc, std::int32_t) { return acc; }
-};
-
-// Lines of q, 0 ... 15; the sum of q * x less zero * the sum of x.
-template <int zero_point>
-struct Dot4 {
-  using Acc = I;
-  static Acc begin(std::int32_t sum) { return broadcast_int(-zero_point * sum); }
-  static Acc step(Acc acc, B w, B x) { return dot4(acc, w, x); }
-  static I end(Acc acc, std::int32_t) { return acc; }
-};
+// Lane i: acc + the products of a's 2 int16 and b's.
+inline I dot2(I acc, B a, B b) {
+  std::int16_t x[2 * kLanes], y[2 * kLanes];
+  std::memcpy(x, a.byte, sizeof x);
+  std::memcpy(y, b.byte, sizeof y);
+  return lanes<I>(
+      [&](int i) { return acc.lane[i] + x[2 * i] * y[2 * i] + x[2 * i + 1] * y[2 * i + 1]; });
+}
 
 }  // namespace
 }  // namespace smollm2

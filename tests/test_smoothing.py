@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -85,7 +86,6 @@ def test_only_products_and_their_norms_change() -> None:
 def test_weights_of_any_kind_are_smoothed_without_being_held_dense(source: str) -> None:
     config = tiny_config()
     dense = random_weights(config)
-    gguf = pytest.importorskip("gguf")
 
     def convert(_: str, weight: NDArray[np.float32]) -> Weight:
         if source == "float16":
@@ -193,6 +193,22 @@ def test_packed_weights_stay_as_they_are(real: Checkpoint) -> None:
         )
     )
     assert easier_to_round(checkpoint_of(real, weights=weights), "q8") is weights
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize(("source", "quant"), [("Q8_0", "q8"), ("Q4_0", "q4"), ("Q4_1", "q4m")])
+def test_what_is_held_without_loss_stays_as_it_is(
+    real: Checkpoint, source: str, quant: str
+) -> None:
+    """One such matrix in a block is enough; the file's embedding, in Q8_0, is none of a block."""
+    blocks = gguf.quants.quantize(
+        np.ones((1536, 576), dtype=np.float32), gguf.GGMLQuantizationType[source]
+    )
+    held = Quantized(source, (1536, 576), blocks)
+    weights = real.weights.map(
+        lambda name, weight: held if name.endswith("3.mlp.up_proj.weight") else weight
+    )
+    assert easier_to_round(checkpoint_of(real, weights=weights), quant) is weights
 
 
 @pytest.mark.weights

@@ -23,9 +23,9 @@ from smollm2.batch import Batch, Span
 from smollm2.checkpoint import Checkpoint
 from smollm2.config import Config
 from smollm2.model import hidden
-from smollm2.packing import Packed
+from smollm2.packing import WITHOUT_LOSS, Packed
 from smollm2.quantize import Quantized, Scaled, Weight, as_float32
-from smollm2.weights import Attention, Block, Mlp, Weights
+from smollm2.weights import EMBEDDING, HEAD, Attention, Block, Mlp, Weights
 
 Floats = NDArray[np.float32]
 
@@ -50,14 +50,27 @@ def easier_to_round(
     """Smooth a checkpoint's weights where they are to be rounded to 8 or 4 bit.
 
     ``text`` is what to calibrate with, by default ``calibration_text()``. Weights come back as
-    they are for other kinds, where they are packed already, and without a tokenizer.
+    they are for other kinds, where they are packed already or one of a block is held by the kind
+    without loss, and without a tokenizer.
     """
     weights, tokenizer = checkpoint.weights, checkpoint.tokenizer
-    packed = any(isinstance(weight, Packed) for _, weight in weights.items())
-    if quant not in SMOOTHED or packed or tokenizer is None:
+    if quant not in SMOOTHED or tokenizer is None or _is_kept(weights, quant):
         return weights
     ids = tokenizer.encode(calibration_text() if text is None else text, allow_special=True)
     return smoothed(checkpoint.config, weights, ids)
+
+
+def _is_kept(weights: Weights[Weight], quant: str) -> bool:
+    """Whether a weight is packed, or a matrix of a block of a kind that is held as it is."""
+    return any(
+        isinstance(weight, Packed)
+        or (
+            isinstance(weight, Quantized)
+            and WITHOUT_LOSS.get(weight.kind) == quant
+            and name not in (EMBEDDING, HEAD)
+        )
+        for name, weight in weights.items()
+    )
 
 
 def smoothed(config: Config, weights: Weights[Weight], ids: Sequence[int]) -> Weights[Weight]:

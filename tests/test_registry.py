@@ -295,7 +295,10 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_is_told_of_each_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for stream, expected in (
-        (Terminal(), "look out\nfetching a.bin (2.5 MB)\nfetching b.bin\n"),
+        (
+            Terminal(),
+            "look out\nfetching a.bin (2.5 MB)\nfetching b.bin\npreparing c.smol (1.0 MB)\n",
+        ),
         (io.StringIO(), ""),
         (None, ""),
     ):
@@ -305,6 +308,8 @@ def test_a_terminal_is_told_of_each_file_once(monkeypatch: pytest.MonkeyPatch) -
         for name, total in (("a.bin", 2_500_000), ("a.bin", 2_500_000), ("b.bin", None)):
             progress.start(name, total)
             progress.advance(5)
+        progress.finish()
+        progress.start("c.smol", 1_000_000, "preparing")
         progress.finish()
         if stream is not None:
             assert stream.getvalue() == expected

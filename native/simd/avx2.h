@@ -77,24 +77,6 @@ inline V load_half(const std::uint16_t* p) {
 inline __m256 floats_of_bf16(__m128i halves) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
-inline V load_bf16(const std::uint16_t* p) {
-  return {floats_of_bf16(load_eight(p)), floats_of_bf16(load_eight(p + 8))};
-}
-// Eight bf16, each in 32 bits.
-inline __m256i bf16_of(__m256 a) {
-  const __m256i bits = _mm256_castps_si256(a);
-  const __m256i high = _mm256_srli_epi32(bits, 16);
-  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-  const __m256i near = _mm256_srli_epi32(
-      _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
-  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
-  return _mm256_blendv_epi8(near, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
-}
-inline void store_bf16(std::uint16_t* p, V a) {
-  // The pack works within 128-bit lanes: quarters 0 2 1 3.
-  const __m256i packed = _mm256_packus_epi32(bf16_of(a.low), bf16_of(a.high));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
-}
 inline V even_bf16(B pairs) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs.low, 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(pairs.high, 16))};
@@ -138,7 +120,8 @@ inline float greatest_magnitude(V a, V b) {
   return _mm_cvtss_f32(_mm_castsi128_ps(four));
 }
 inline void store_int8(std::int8_t* p, I a) {
-  const __m256i words = _mm256_packs_epi32(a.low, a.high);  // quarters 0 2 1 3, as in store_bf16
+  // The pack works within 128-bit lanes: quarters 0 2 1 3.
+  const __m256i words = _mm256_packs_epi32(a.low, a.high);
   const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
   const __m128i bytes =
       _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));

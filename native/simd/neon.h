@@ -93,21 +93,6 @@ inline V load_half(const std::uint16_t* p) {
   return quarters<V>(
       [&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); });
 }
-inline V load_bf16(const std::uint16_t* p) {
-  return quarters<V>(
-      [&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)); });
-}
-inline uint16x4_t bf16_of(float32x4_t a) {
-  const uint32x4_t bits = vreinterpretq_u32_f32(a);
-  const uint32x4_t high = vshrq_n_u32(bits, 16);
-  const uint32x4_t odd = vandq_u32(high, vdupq_n_u32(1));
-  const uint32x4_t near = vshrq_n_u32(vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd), 16);
-  const uint32x4_t nan = vorrq_u32(high, vdupq_n_u32(0x40));
-  return vmovn_u32(vbslq_u32(vceqq_f32(a, a), near, nan));
-}
-inline void store_bf16(std::uint16_t* p, V a) {
-  for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, bf16_of(a.q[i]));
-}
 inline V even_bf16(B pairs) {
   return quarters<V>([&](int i) {
     return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u8(pairs.q[i]), 16));

@@ -107,13 +107,6 @@ inline float max(V a) {
 inline V load_half(const std::uint16_t* p) {
   return lanes<V>([&](int i) { return float_of_half(p[i]); });
 }
-inline V load_bf16(const std::uint16_t* p) {
-  return lanes<V>([&](int i) { return float_of_bf16(p[i]); });
-}
-// To nearest, half to even; NaN stays NaN.
-inline void store_bf16(std::uint16_t* p, V a) {
-  for (int i = 0; i < kLanes; ++i) p[i] = bf16_of(a.lane[i]);
-}
 // The two values of each pair of [16][2] bf16.
 inline V even_bf16(B pairs) {
   return lanes<V>([&](int i) {

@@ -18,7 +18,6 @@ from smollm2.config import Config
 from smollm2.errors import ContextLengthError, InputError, TokenizerError
 from smollm2.kinds import default_quant
 from smollm2.lane import Lane
-from smollm2.packing import Packed
 from smollm2.request import DEFAULT_MAX_TOKENS, Request
 from smollm2.results import Generation, Piece, Score
 from smollm2.sampling import SamplingOptions, SamplingParams, log_softmax
@@ -69,10 +68,10 @@ def load(
         path = registry.resolve(name, offline=offline, progress=progress)
         checkpoint = load_checkpoint(path, strict=strict)
     weights = checkpoint.weights
-    if backend == "native" and not any(isinstance(w, Packed) for _, w in weights.items()):
+    quant = options.get("quant") or default_quant(weight for _, weight in weights.items())
+    if backend == "native" and quant is not None:
         from smollm2.smoothing import easier_to_round
 
-        quant = options.get("quant") or default_quant(weight for _, weight in weights.items())
         weights = easier_to_round(checkpoint, quant)
     lm = chosen.load(checkpoint.config, weights, **options)
     return SmolLM2.from_checkpoint(checkpoint, lm)

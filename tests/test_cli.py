@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from smollm2 import __version__, load
+from smollm2.backends import BackendOptions
 from smollm2.cli import main
 from smollm2.cli.options import unescape
 from smollm2.results import Generation
@@ -52,6 +53,23 @@ def test_run_writes_the_text_of_the_library(model: Path, capsys: pytest.CaptureF
     assert len(err.splitlines()) == 1
     assert "· 12 out at " in err
     assert err.endswith(" s · seed 7 · length\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        (["--quant", "f32", "--kv", "int8", "--threads", "1"], {"quant": "f32", "kv": "int8"}),
+        (["--quant", "q4"], {"quant": "q4"}),
+    ],
+)
+def test_run_computes_as_it_is_told(
+    model: Path, capsys: pytest.CaptureFixture, given: list[str], options: BackendOptions
+) -> None:
+    assert main(["run", "-m", str(model), "Ab", "-n", "12", "--backend", "native", *given]) == 0
+    with load(model, backend="native", **options) as loaded:
+        assert capsys.readouterr().out == loaded.generate("Ab", max_tokens=12).text + "\n"
+    assert main(["run", "-m", str(model), "Ab", "--backend", "numpy", *given]) == 1
+    assert "the numpy backend has no option" in capsys.readouterr().err
 
 
 def test_json_is_one_object_and_all_of_it(model: Path, capsys: pytest.CaptureFixture) -> None:
@@ -209,12 +227,12 @@ def test_help_lists_the_commands(arguments: list[str], capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture) -> None:
-    """An example, at most 15 options, and no line that a terminal of 80 columns would break."""
+    """An example, at most 20 options, and no line that a terminal of 80 columns would break."""
     assert main([command, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Example: smollm2 {command}" in out
     options = [line for line in out.splitlines() if line.startswith("  -") and "--help" not in line]
-    assert 1 <= len(options) <= 15
+    assert 1 <= len(options) <= 20
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
     for other in ([command, "-h"], ["help", command]):

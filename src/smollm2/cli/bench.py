@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from smollm2.cli import options
+from smollm2.cli.grouping import grouped
 from smollm2.cli.loading import PullProgress, load_model, size_text
 from smollm2.cli.terminal import Terminal
 from smollm2.cli.usage import UsageError
@@ -46,17 +47,16 @@ Repeats = Annotated[
 ]
 
 
+@grouped
 def bench(
-    model: options.Model = options.DEFAULT_MODEL,
-    backend: options.Backend = None,
+    *,
+    loading: options.Loading,
     quant: options.Quant = None,
-    threads: options.Threads = None,
     prompt: Prompt = 512,
     decode: Decode = 128,
     depth: Depth = None,
     batch: Batch = None,
     repeats: Repeats = 3,
-    offline: options.Offline = False,
     json: options.Json = False,
     no_color: options.NoColor = False,
 ) -> None:
@@ -72,17 +72,15 @@ def bench(
     from smollm2.registry import resolve
 
     terminal = Terminal(no_color=no_color)
-    backend = backend or default_backend()
+    backend = loading.backend or default_backend()
     works = [
         Workload(prompt=prompt, decode=decode, depth=each, batch=rows, repeats=repeats)
         for each, rows in product(_counts("depth", depth, 0), _counts("batch", batch, 1))
     ]
     with PullProgress(terminal) as progress:  # so that loading is no download
-        resolve(model, offline=offline or None, progress=progress)
+        resolve(loading.model, offline=loading.offline or None, progress=progress)
     started = perf_counter()
-    loaded = load_model(
-        model, terminal, offline=offline, backend=backend, quant=quant, threads=threads
-    )
+    loaded = load_model(replace(loading, backend=backend), terminal, quant=quant)
     lm = loaded.lm
     read_first_prompt(lm)
     first_token = perf_counter() - started
@@ -91,7 +89,7 @@ def bench(
     peak = peak_memory()  # before the probe takes its own
     report = _Report(
         engine=f"smollm2 {backend}",
-        model=loaded.path.name if loaded.path else model,
+        model=loaded.path.name if loaded.path else loading.model,
         threads=lm.threads,
         first_token=first_token,
         peak=peak,

@@ -8,13 +8,17 @@ import typer
 
 from smollm2.cli import options
 from smollm2.cli.conversation import Conversation
+from smollm2.cli.grouping import grouped
 from smollm2.cli.loading import load_model
 from smollm2.cli.terminal import Terminal
 from smollm2.cli.usage import UsageError
 
 
+@grouped
 def chat(
-    model: options.Model = options.DEFAULT_MODEL,
+    *,
+    loading: options.Loading,
+    quant: options.Quant = None,
     system: Annotated[
         str | None,
         typer.Option(
@@ -26,18 +30,11 @@ def chat(
     no_system: Annotated[
         bool, typer.Option("--no-system", help="No system prompt at all.")
     ] = False,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    seed: options.Seed = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    stop: options.Stop = None,
+    sampling: options.Sampling,
     drop_oldest: Annotated[
         bool,
         typer.Option("--drop-oldest", help="Forget old turns when the context is full."),
     ] = False,
-    offline: options.Offline = False,
     no_color: options.NoColor = False,
 ) -> None:
     """Talk with a model. Each line of a pipe is a turn.
@@ -47,15 +44,7 @@ def chat(
     terminal = Terminal(no_color=no_color)
     if no_system and system is not None:
         raise UsageError("--system and --no-system exclude each other: give one of them")
-    params = options.sampling_params(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        top_p=top_p,
-        top_k=top_k,
-        stop=[options.unescape(text) for text in stop or ()],
-    )
-    loaded = load_model(model, terminal, offline=offline)
+    params = sampling.params()
+    loaded = load_model(loading, terminal, quant=quant)
     session = loaded.chat(False if no_system else system, params=params, drop_oldest=drop_oldest)
-    Conversation(session, terminal).run(model)
+    Conversation(session, terminal).run(loading.model)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smollm2.cli import options
+from smollm2.cli.grouping import grouped
 from smollm2.cli.loading import load_model
 from smollm2.cli.terminal import Terminal
 from smollm2.cli.usage import UsageError
@@ -23,17 +24,17 @@ ALL = (None, "f32", "q16", "bf16", "q8", "q4")
 _HEADER = ("KIND", "PERPLEXITY", "CHANGE", "KL", "TOP-1")
 
 
+@grouped
 def eval_(
+    *,
     text: Annotated[Path, typer.Option("--text", metavar="FILE", help="Text to read, in UTF-8.")],
-    model: options.Model = options.DEFAULT_MODEL,
-    backend: options.Backend = None,
+    loading: options.Loading,
     quant: Annotated[
         list[str] | None,
         typer.Option(
             "--quant", metavar="KIND", help="Kind of weights, repeatable, or `all` of them."
         ),
     ] = None,
-    threads: options.Threads = None,
     windows: Annotated[
         str,
         typer.Option(
@@ -42,7 +43,6 @@ def eval_(
             help="How many windows of 1,024 tokens, or which: numbers from 0 with commas.",
         ),
     ] = "4",
-    offline: options.Offline = False,
     json: options.Json = False,
     no_color: options.NoColor = False,
 ) -> None:
@@ -58,7 +58,7 @@ def eval_(
     terminal = Terminal(no_color=no_color)
     chosen = _numbers(windows)
     content = options.read_file(text)
-    reference = load_model(model, terminal, offline=offline, backend="numpy")
+    reference = load_model(_reference(loading), terminal)
     ids = reference.tokenizer.encode(content)
     size = min(evaluation.WINDOW, reference.config.max_position_embeddings)
     several = "," in windows
@@ -70,9 +70,7 @@ def eval_(
         for kind in _kinds(quant):
             name = kind or "as it is"
             say(f"reading {len(parts)} windows of {size} tokens: {name}")
-            loaded = load_model(
-                model, terminal, offline=offline, backend=backend, quant=kind, threads=threads
-            )
+            loaded = load_model(loading, terminal, quant=kind)
             rows.append((name, evaluation.evaluate(loaded.lm, parts, reference.lm)))
             loaded.close()
     _show(terminal, rows, json=json)
@@ -82,6 +80,11 @@ def eval_(
                 f"{name} changes perplexity by {quality.change:+.1%}, more than "
                 f"{evaluation.TOLERATED:.0%}: take another kind for everyday use"
             )
+
+
+def _reference(loading: options.Loading) -> options.Loading:
+    """The same model in float32."""
+    return options.Loading(model=loading.model, offline=loading.offline, backend="numpy")
 
 
 def _numbers(text: str) -> list[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from smollm2.cli.options import Loading
 from smollm2.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -18,25 +19,25 @@ if TYPE_CHECKING:
     from smollm2.generate import SmolLM2
 
 
-def load_model(
-    name: str,
-    terminal: Terminal,
-    *,
-    offline: bool,
-    backend: str | None = None,
-    quant: str | None = None,
-    threads: int | None = None,
-) -> SmolLM2:
+def load_model(loading: Loading, terminal: Terminal, *, quant: str | None = None) -> SmolLM2:
     """Load a model; what is not here yet is pulled first, unless ``offline``."""
     from smollm2.generate import load
 
     options: BackendOptions = {}
     if quant is not None:
         options["quant"] = quant
-    if threads is not None:
-        options["threads"] = threads
+    if loading.threads is not None:
+        options["threads"] = loading.threads
+    if loading.kv is not None:
+        options["kv"] = loading.kv
     with PullProgress(terminal) as progress:
-        return load(name, offline=offline or None, progress=progress, backend=backend, **options)
+        return load(
+            loading.model,
+            offline=loading.offline or None,
+            progress=progress,
+            backend=loading.backend,
+            **options,
+        )
 
 
 def open_checkpoint(name: str, terminal: Terminal, *, offline: bool) -> Checkpoint:

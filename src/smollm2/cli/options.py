@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -67,6 +68,10 @@ Quant = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--threads", metavar="N", help="Threads that compute.")
 ]
+KV = Annotated[
+    str | None,
+    typer.Option("--kv", metavar="KIND", help="Kind of keys and values: int16, f32, int8."),
+]
 Offline = Annotated[
     bool, typer.Option("--offline", help="Never use the network; also SMOLLM2_OFFLINE=1.")
 ]
@@ -76,19 +81,39 @@ NoColor = Annotated[bool, typer.Option("--no-color", help="No colour; also NO_CO
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
-def sampling_params(**options: Any) -> SamplingParams:
-    """Check the fields of ``SamplingParams``; an option that is None was not given.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """Which model to load, and what computes it."""
 
-    Raises ``UsageError`` for a wrong value.
-    """
-    from smollm2.sampling import SamplingParams
+    model: Model = DEFAULT_MODEL
+    backend: Backend = None
+    threads: Threads = None
+    kv: KV = None
+    offline: Offline = False
 
-    try:
-        return SamplingParams.of(
-            **{name: value for name, value in options.items() if value is not None}
-        )
-    except InputError as error:
-        raise UsageError(str(error)) from None
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen, and how many."""
+
+    max_tokens: MaxTokens = None
+    temperature: Temperature = None
+    repetition_penalty: RepetitionPenalty = None
+    seed: Seed = None
+    top_p: TopP = None
+    top_k: TopK = None
+    stop: Stop = None
+
+    def params(self) -> SamplingParams:
+        """Check them; what is None was not given. Raises ``UsageError`` for a wrong value."""
+        from smollm2.sampling import SamplingParams
+
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        given["stop"] = [unescape(text) for text in self.stop or ()]
+        try:
+            return SamplingParams.of(**given)
+        except InputError as error:
+            raise UsageError(str(error)) from None
 
 
 def unescape(text: str) -> str:

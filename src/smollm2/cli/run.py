@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from smollm2.cli import options
+from smollm2.cli.grouping import grouped
 from smollm2.cli.interrupts import on_interrupt
 from smollm2.cli.loading import load_model
 from smollm2.cli.stats import stats_parts
@@ -44,21 +45,17 @@ Echo = Annotated[
 ]
 
 
+@grouped
 def run(
+    *,
     prompt: Prompt = None,
     prompt_option: PromptOption = None,
-    model: options.Model = options.DEFAULT_MODEL,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    seed: options.Seed = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    stop: options.Stop = None,
+    loading: options.Loading,
+    quant: options.Quant = None,
+    sampling: options.Sampling,
     chat: Chat = False,
     system: System = None,
     echo: Echo = None,
-    offline: options.Offline = False,
     json: options.Json = False,
     no_color: options.NoColor = False,
 ) -> None:
@@ -69,22 +66,14 @@ def run(
     Example: smollm2 run "The capital of France is" -n 20
     """
     terminal = Terminal(no_color=no_color)
-    params = options.sampling_params(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        top_p=top_p,
-        top_k=top_k,
-        stop=[options.unescape(text) for text in stop or ()],
-    )
+    params = sampling.params()
     if prompt is not None and prompt_option is not None:
         raise UsageError("the prompt is there twice: give PROMPT or -p, not both")
     text = options.read_text(prompt if prompt_option is None else prompt_option)
     asks = chat or system is not None
     if asks and echo:
         raise UsageError("--echo shows the prompt of a completion: leave it out of a --chat")
-    loaded = load_model(model, terminal, offline=offline)
+    loaded = load_model(loading, terminal, quant=quant)
     if asks:
         stream = loaded.chat(system, params=params).stream(text)
     else:
@@ -96,7 +85,7 @@ def run(
         result = stream.finish()
     if json:
         asked = {"messages": _messages(system, text)} if asks else {"prompt": text}
-        terminal.json({"model": model, **asked, **_described(result)})
+        terminal.json({"model": loading.model, **asked, **_described(result)})
     else:
         terminal.note(*stats_parts(result, with_reason=True))
     if not asks and loaded.template is not None and result.token_ids == (result.stopped_by,):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import smollm2._native as _native
 from smollm2.backends import Traffic, check_batch, checked_capacity
 from smollm2.backends.arena import matrices_of
+from smollm2.backends.rotary import rotary_tables
 from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache
 from smollm2.config import Config
@@ -156,14 +157,12 @@ class NativeModel:
         on which positions were asked for before.
         """
         while len(self._cosines) < count:
-            size = self.config.head_dim
-            exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
-            inverse = (1.0 / np.float32(self.config.rope_theta) ** exponents).astype(np.float32)
             start = len(self._cosines)
-            positions = np.arange(start, start + _ANGLE_BLOCK, dtype=np.float32)
-            angles = positions[:, None] * inverse
-            self._cosines = np.concatenate([self._cosines, np.cos(angles)])
-            self._sines = np.concatenate([self._sines, np.sin(angles)])
+            cosines, sines = rotary_tables(
+                self.config, np.arange(start, start + _ANGLE_BLOCK, dtype=np.int32)
+            )
+            self._cosines = np.concatenate([self._cosines, cosines])
+            self._sines = np.concatenate([self._sines, sines])
         return self._cosines, self._sines
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from smollm2.backends import Backend, BackendOptions, Traffic, check_batch, checked_capacity
 from smollm2.backends.kvcache import KVCache
+from smollm2.backends.rotary import rotary_tables
 from smollm2.batch import Batch
 from smollm2.cache import Cache
 from smollm2.config import Config
@@ -66,12 +67,9 @@ class NumpyOps:
         self.config = config
 
     def plan(self, batch: Batch, cache: KVCache | None) -> Plan:
-        """Rotary tables and masks of a batch; float32 angles, as transformers has them."""
-        size = self.config.head_dim
-        exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
-        inverse = (1.0 / np.float32(self.config.rope_theta) ** exponents).astype(np.float32)
-        angles = batch.positions.astype(np.float32)[:, None, None] * inverse
-        return Plan(batch, cache, np.cos(angles), np.sin(angles), tuple(_split(batch, cache)))
+        """Rotary tables and masks of a batch."""
+        cos, sin = rotary_tables(self.config, batch.positions)
+        return Plan(batch, cache, cos[:, None], sin[:, None], tuple(_split(batch, cache)))
 
     def embed(self, table: Floats, plan: Plan) -> Floats:
         """Rows of the embedding, [T, C]."""

@@ -23,7 +23,7 @@ _MAX_SIZE = 2**24
 _MAX_LAYERS = 1000
 _SMALLEST, _LARGEST = 1.17549435e-38, 3.40282346e38  # normal numbers of float32
 
-_SIZES = (
+SIZES = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -33,9 +33,11 @@ _SIZES = (
     "head_dim",
     "max_position_embeddings",
 )
+"""The fields that are counts."""
+
 _REQUIRED = (
     "model_type",
-    *(key for key in _SIZES if key not in ("num_key_value_heads", "head_dim")),
+    *(key for key in SIZES if key not in ("num_key_value_heads", "head_dim")),
 )
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -84,7 +86,7 @@ class Config:
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
+        for name in SIZES:
             cap = _MAX_LAYERS if name == "num_hidden_layers" else _MAX_SIZE
             _check_integer(name, getattr(self, name), 1, cap)
         if self.num_attention_heads % self.num_key_value_heads:

@@ -15,7 +15,7 @@ from smollm2.backends.arena import matrices_of
 from smollm2.backends.rotary import rotary_tables
 from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache
-from smollm2.config import Config
+from smollm2.config import SIZES, Config
 from smollm2.errors import CacheError, InputError
 from smollm2.kinds import default_quant, packed_kinds
 from smollm2.quantize import as_float32
@@ -34,15 +34,6 @@ PAGE: Final = 64
 
 _ANGLE_BLOCK = 1024
 _MAX_THREADS = 256
-_NUMBERS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-)
 
 
 class NativeCache(Cache):
@@ -229,7 +220,7 @@ class NativeBackend:
         kinds = packed_kinds(named, quant or default_quant(named.values()))
         matrices = matrices_of(named, kinds, threads=threads, mapped=mmap)
         gains = [as_float32(weight) for name, weight in named.items() if name not in kinds]
-        numbers = {name: getattr(config, name) for name in _NUMBERS}
+        numbers = {name: getattr(config, name) for name in SIZES}
         try:
             engine = _native.Engine(numbers, config.rms_norm_eps, matrices, gains, threads)
         except RuntimeError as error:

@@ -161,10 +161,16 @@ class BackendRules:
             model.new_cache(1, capacity)
         with pytest.raises(InputError, match="at least one row"):
             model.new_cache(0)
+        with pytest.raises(InputError, match="1000000000000 rows is too large"):
+            model.new_cache(10**12)
 
     def test_ids_and_positions_are_checked(self, model: CausalLM) -> None:
         for wrong in (-1, 96, 2**31 - 1):
             with pytest.raises(InputError, match=f"token id {wrong} is not in a vocabulary of 96"):
                 model.forward(Batch.build([Span(0, 0, [1, wrong])]))
+        for wrong in (-1, 2):
+            batch = replace(Batch.build([Span(0, 0, [1, 2])]), wanted=np.array([0, wrong]))
+            with pytest.raises(InputError, match=f"token {wrong} is wanted of a batch of 2"):
+                model.forward(batch)
         with pytest.raises(ContextLengthError, match=r"257 tokens .* context length is 256"):
             model.forward(Batch.build([Span(0, 0, [1] * 257)]))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 
 from smollm2.backends import native
 from smollm2.backends.native import NativeModel
-from smollm2.batch import Span
+from smollm2.batch import Batch, Span
 from smollm2.errors import CacheError, CheckpointError, InputError
 from tests.backend_rules import CONFIG, IDS, WEIGHTS, full, spans
 from tests.tiny import random_weights, tiny_config
@@ -76,7 +79,7 @@ def test_a_head_too_wide_for_the_kernels_is_refused() -> None:
 def test_a_cache_beyond_all_memory_is_an_error() -> None:
     config = tiny_config(max_position_embeddings=2**24)
     model = native.backend.load(config, WEIGHTS, threads=1)
-    with pytest.raises(CacheError, match="no memory for a KV cache of 1000000 rows"):
+    with pytest.raises(CacheError, match="no memory for a KV cache of 16777216000000 tokens"):
         model.new_cache(1_000_000)
     model.new_cache(1)  # reserved, not taken
 
@@ -133,6 +136,18 @@ WRONG: list[tuple[str, Any]] = [
     ("wanted", np.array([-1], np.int32)),
 ]
 
+FORK_BOMB = """
+import resource, sys
+from smollm2 import _native
+with open("/proc/self/statm") as file:
+    size = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 40_000_000,) * 2)
+try:
+    _native.Threads(64)
+except RuntimeError as error:
+    sys.exit(str(error))
+"""
+
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_the_engine_checks_whatever_python_hands_it(name: str, value: Any) -> None:
@@ -142,6 +157,58 @@ def test_the_engine_checks_whatever_python_hands_it(name: str, value: Any) -> No
     assert engine.forward(cache, **GOOD).shape == (1, 96)
     with pytest.raises((ValueError, TypeError)):
         engine.forward(cache, **{**GOOD, name: value})
+
+
+@pytest.mark.parametrize("quant", ["f32", "q8"])
+def test_a_token_may_be_wanted_more_often_than_there_are_tokens(quant: str) -> None:
+    """The space for wanted rows is no smaller than what is asked for."""
+    model = load(quant=quant, threads=2)
+    batch = Batch.build([Span(0, 0, IDS[:3])])
+    once = full(model, IDS[:3])
+    wanted = np.resize([2, 0, 1], 700).astype(np.int32)
+    assert np.array_equal(model.forward(replace(batch, wanted=wanted)), once[wanted])
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="limits memory as Linux does")
+def test_threads_that_cannot_be_started_are_an_error() -> None:
+    """cases: I6: none of those that were started stays behind, and the process lives."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORK_BOMB], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"cannot start 64 threads \(.+\): take fewer", done.stderr)
+
+
+def test_first_calls_side_by_side_agree() -> None:
+    """The tables of angles grow once for all threads. cases: K11"""
+    config = tiny_config(num_hidden_layers=1, max_position_embeddings=8192)
+    weights = random_weights(config)
+    batch = Batch.build([Span(0, 7000, IDS[:3], "all")])
+    expected = native.backend.load(config, weights, quant="f32", threads=1).forward(batch)
+    for _ in range(30):
+        model = native.backend.load(config, weights, quant="f32", threads=1)
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(model.forward, [batch] * 4))
+        for logits in (*results, model.forward(batch)):
+            assert np.array_equal(logits, expected)
+
+
+def test_segments_of_many_lengths_take_their_own_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short text beside a long one does not reserve the long one's pages."""
+    asked: list[int] = []
+    reserve = native._reserve
+
+    def counted(engine: Any, kind: str, pages: int) -> Any:
+        asked.append(pages)
+        return reserve(engine, kind, pages)
+
+    monkeypatch.setattr(native, "_reserve", counted)
+    model = load(quant="f32")
+    alone = [full(model, ids) for ids in (IDS[:130], IDS[:1], IDS[:1])]
+    asked.clear()
+    parts = [Span(0, 0, IDS[:130], "all"), *[Span(0, 0, IDS[:1], "all")] * 2]
+    assert np.array_equal(model.forward(Batch.build(parts)), np.concatenate(alone))
+    assert asked == [5]
 
 
 def test_the_engine_checks_its_cache() -> None:

@@ -28,9 +28,11 @@ void Engine::notice_fork() {
 
 void Engine::forward(const Batch& batch, KvCache& cache, float* logits) {
   const std::lock_guard lock(*mutex_);
-  if (!space_ || space_->rows < batch.count) {
+  // A token may be wanted several times.
+  const int needed = std::max(batch.count, static_cast<int>(batch.wanted.size()));
+  if (!space_ || space_->rows < needed) {
     int rows = kFewRows;
-    while (rows < batch.count) rows *= 2;
+    while (rows < needed) rows *= 2;
     space_.emplace(model_, forms_, rows);
   }
   const AttentionPlan plan = plan_attention(batch, model_.shape, threads_.count());

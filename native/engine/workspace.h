@@ -54,7 +54,7 @@ struct Private {
 // Columns of products that a worker holds before they go on.
 constexpr int kColumnFloats = 16384;
 
-// Arrays for passes of up to `rows` tokens.
+// Arrays for passes of up to `rows` tokens, and as many wanted rows.
 struct Workspace {
   Workspace(const Model& model, const InputForms& forms, int rows);
 

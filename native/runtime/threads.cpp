@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 
 #include "runtime/affinity.h"
 #include "runtime/gate.h"
@@ -122,6 +125,12 @@ struct Threads::Team {
 
   void begin() { started.value.open(); }
 
+  void stop() {
+    stopping = true;
+    begin();
+    for (std::thread& thread : threads) thread.join();
+  }
+
   // Returns once all but worker 0 are through.
   void finish() {
     const auto others = static_cast<std::uint32_t>(patience.size() - 1);
@@ -144,8 +153,15 @@ void Threads::start() {
   team_->patience.assign(static_cast<std::size_t>(count_), Alone<Patience>{patience});
   team_->between = team_->patience;
   team_->cores = std::vector<Alone<std::atomic<int>>>(static_cast<std::size_t>(count_));
-  for (int worker = 1; worker < count_; ++worker) {
-    team_->threads.emplace_back([team = team_.get(), worker] { team->live(worker); });
+  try {
+    for (int worker = 1; worker < count_; ++worker) {
+      team_->threads.emplace_back([team = team_.get(), worker] { team->live(worker); });
+    }
+  } catch (const std::system_error& error) {
+    team_->stop();
+    team_.reset();
+    throw std::runtime_error("the system cannot start " + std::to_string(count_) +
+                             " threads (" + error.code().message() + "): take fewer");
   }
 }
 
@@ -155,17 +171,15 @@ Threads::~Threads() {
     static_cast<void>(team_.release());  // its threads are the parent's: there is none to join
     return;
   }
-  team_->stopping = true;
-  team_->begin();
-  for (std::thread& thread : team_->threads) thread.join();
+  team_->stop();
 }
 
 void Threads::run(const std::function<void(int)>& work) {
   if (count_ == 1) return work(0);
   if (owner_ != process_id()) {
     static_cast<void>(team_.release());
-    owner_ = process_id();
     start();
+    owner_ = process_id();
   }
   team_->work = &work;
   team_->error = nullptr;

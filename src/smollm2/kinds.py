@@ -11,6 +11,9 @@ from smollm2.weights import EMBEDDING, HEAD
 DENSE_DEFAULT = "q8"
 """What matrices become that no packed kind holds without loss, and dense ones by default."""
 
+COARSE = frozenset({"q8", "q4", "q4m"})
+"""Kinds whose rounding can be seen in what a model says."""
+
 _ENDS = {"q4": "q8", "q4m": "q8"}
 """What the embedding and the head are where 4 bit is asked for."""
 

@@ -19,6 +19,9 @@ from smollm2.weights import Weights
 BACKENDS = {"native": "smollm2.backends.native", "numpy": "smollm2.backends.numpy"}
 """Names that ``load(backend=…)`` knows, and the modules that hold them."""
 
+MAX_ROWS = 2**24
+"""Rows of a cache at most, so that its tables are no burden."""
+
 _EXTENSION = "smollm2._native"
 
 
@@ -134,18 +137,20 @@ def _missing_extension() -> str | None:
 def checked_capacity(config: Config, rows: int, capacity: int | None) -> int:
     """Tokens a row of a new cache: ``capacity``, or the context length where it is None.
 
-    Raises ``InputError`` where the model cannot fill it, or there is no row.
+    Raises ``InputError`` where the model cannot fill it, or for a number of rows that cannot be.
     """
     limit = config.max_position_embeddings
     if capacity is not None and not 1 <= capacity <= limit:
         raise InputError(f"a capacity of {capacity} tokens is not in 1 … {limit}")
     if rows < 1:
         raise InputError(f"a cache needs at least one row, not {rows}")
+    if rows > MAX_ROWS:
+        raise InputError(f"a cache of {rows} rows is too large: it has at most {MAX_ROWS}")
     return capacity or limit
 
 
 def check_batch(config: Config, batch: Batch) -> None:
-    """Raise ``InputError`` for ids, or positions, that a model does not have."""
+    """Raise ``InputError`` for ids, positions or wanted tokens that do not exist."""
     vocabulary = config.vocab_size
     if batch.ids.min() < 0 or batch.ids.max() >= vocabulary:
         wrong = next(int(i) for i in batch.ids if not 0 <= i < vocabulary)
@@ -155,3 +160,7 @@ def check_batch(config: Config, batch: Batch) -> None:
         raise ContextLengthError(int(batch.positions.max()) + 1, 0, limit)
     if batch.positions.min() < 0:
         raise InputError(f"a token cannot have position {batch.positions.min()}")
+    wanted, count = batch.wanted, len(batch)
+    if len(wanted) and not 0 <= wanted.min() <= wanted.max() < count:
+        wrong = next(int(i) for i in wanted if not 0 <= i < count)
+        raise InputError(f"token {wrong} is wanted of a batch of {count} tokens")

@@ -17,7 +17,7 @@ from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache
 from smollm2.config import SIZES, Config
 from smollm2.errors import CacheError, InputError
-from smollm2.kinds import default_quant, packed_kinds
+from smollm2.kinds import COARSE, default_quant, packed_kinds
 from smollm2.quantize import as_float32
 from smollm2.weights import Weights
 
@@ -41,18 +41,12 @@ class NativeCache(Cache):
 
     def __init__(self, rows: int, capacity: int, model: NativeModel) -> None:
         super().__init__(rows, capacity)
-        self.kind = model.kv
         self.identity = model.identity
         self._longest = [0] * rows
         self._storage: _native.KvCache | None
         each = -(-capacity // PAGE)
-        try:
-            self._storage = model.engine.new_cache(model.kv, rows * each)
-            self.pages: Ints = np.arange(rows * each, dtype=np.int32).reshape(rows, each)
-        except MemoryError:
-            raise CacheError(
-                f"the system has no memory for a KV cache of {rows} rows of {capacity} tokens"
-            ) from None
+        self._storage = _reserve(model.engine, model.kv, rows * each)
+        self.pages: Ints = np.arange(rows * each, dtype=np.int32).reshape(rows, each)
 
     @property
     def storage(self) -> _native.KvCache:
@@ -97,7 +91,7 @@ class NativeModel:
         self.traffic = traffic
         self.identity = object()  # of this model's caches, which do not keep its weights alive
         self._engine: _native.Engine | None = engine
-        self._cosines = self._sines = np.empty((0, config.head_dim // 2), dtype=np.float32)
+        self._tables = rotary_tables(config, np.arange(0))
 
     @property
     def engine(self) -> _native.Engine:
@@ -125,7 +119,7 @@ class NativeModel:
         check_batch(self.config, batch)
         if cache is None:
             runs, pages = _runs_of_segments(batch)
-            storage = engine.new_cache(self.kv, pages.size)
+            storage = _reserve(engine, self.kv, int(pages.max()) + 1)
         else:
             cache.check(batch)
             runs, pages, storage = _runs(batch.rows, batch.positions), cache.pages, cache.storage
@@ -145,16 +139,26 @@ class NativeModel:
         """Cosines and sines [≥ count, D/2] in float32, as the NumPy backend has them.
 
         They are made in blocks that begin at fixed positions, so that their bits do not depend
-        on which positions were asked for before.
+        on which positions were asked for before. Both change in one assignment, since calls may
+        run side by side.
         """
-        while len(self._cosines) < count:
-            start = len(self._cosines)
-            cosines, sines = rotary_tables(
-                self.config, np.arange(start, start + _ANGLE_BLOCK, dtype=np.int32)
-            )
-            self._cosines = np.concatenate([self._cosines, cosines])
-            self._sines = np.concatenate([self._sines, sines])
-        return self._cosines, self._sines
+        cosines, sines = self._tables
+        while (start := len(cosines)) < count:
+            more = rotary_tables(self.config, np.arange(start, start + _ANGLE_BLOCK))
+            cosines, sines = np.concatenate([cosines, more[0]]), np.concatenate([sines, more[1]])
+        if cosines is not self._tables[0]:
+            self._tables = cosines, sines
+        return cosines, sines
+
+
+def _reserve(engine: _native.Engine, kind: str, pages: int) -> _native.KvCache:
+    """Pages for keys and values. Raises ``CacheError`` where the system has no memory for them."""
+    try:
+        return engine.new_cache(kind, pages)
+    except MemoryError:
+        raise CacheError(
+            f"the system has no memory for a KV cache of {pages * PAGE} tokens"
+        ) from None
 
 
 def _runs(owners: Ints, positions: Ints) -> Ints:
@@ -203,7 +207,7 @@ class NativeBackend:
         there is a kind for it (Q8_0, Q4_0, Q4_1) and as q8 otherwise, and dense ones as q8.
         With q8 and q4, embedding and head are q8. ``threads`` defaults to the physical cores
         that this process may use, and is never more than its CPUs. ``kv`` is one of
-        ``KV_KINDS``: by default int16, but f32 where ``quant`` is f32, q16 or bf16. ``mmap=False``
+        ``KV_KINDS``: by default int16 beside weights of 8 or 4 bits, else f32. ``mmap=False``
         copies what lies in a file into memory of this process, in huge pages.
 
         Raises ``InputError`` for an unknown option or SMOLLM2_ISA, and ``CheckpointError`` for
@@ -225,14 +229,15 @@ class NativeBackend:
             engine = _native.Engine(numbers, config.rms_norm_eps, matrices, gains, threads)
         except RuntimeError as error:
             raise InputError(str(error)) from None
-        kv = kv or ("f32" if quant in ("f32", "q16", "bf16") else "int16")
+        used = set(kinds.values())
+        kv = kv or ("int16" if used & COARSE else "f32")
         # The embedding comes first; if it is not the head as well, next to nothing of it is read.
         read = matrices if config.tie_word_embeddings else matrices[1:]
         traffic = Traffic(
             weights=sum(matrix.data.nbytes for matrix in read) + sum(gain.nbytes for gain in gains),
             token=engine.new_cache(kv, 1).page_bytes // PAGE,
         )
-        return NativeModel(config, engine, kv=kv, kinds=set(kinds.values()), traffic=traffic)
+        return NativeModel(config, engine, kv=kv, kinds=used, traffic=traffic)
 
 
 def _cpus() -> int:

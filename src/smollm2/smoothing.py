@@ -174,7 +174,8 @@ def _importance(
     mean = counts.mean()
     if not (np.isfinite(mean) and mean > 0):
         return None
-    return np.maximum(counts / mean, _LEAST_COUNT).astype(np.float32)
+    importance: Floats = np.maximum(counts / mean, _LEAST_COUNT).astype(np.float32)
+    return importance
 
 
 def _factors(

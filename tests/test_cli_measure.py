@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from smollm2 import evaluate
+from smollm2.backends.numpy import NumpyModel
 from smollm2.cli import main
 from tests.cli_session import write_model
 
@@ -110,6 +111,26 @@ def test_eval_of_all_kinds(model: Path, text: Path, capsys: pytest.CaptureFixtur
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["kind"] for row in rows] == ["as it is", "f32", "q16", "bf16", "q8", "q4"]
     assert all(row["tolerable"] for row in rows[:5])
+    assert len({row["reference_perplexity"] for row in rows}) == 1
+
+
+def test_eval_reads_the_reference_once(
+    model: Path, text: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many kinds are compared; none is computed by NumPy here."""
+    read = []
+    forward = NumpyModel.forward
+
+    def counted(self, batch, cache=None):
+        read.append(len(batch.ids))
+        return forward(self, batch, cache)
+
+    monkeypatch.setattr(NumpyModel, "forward", counted)
+    command = ["eval", "-m", str(model), "--text", str(text), "--windows", "2", "--quant"]
+    for kinds in ("q8", "all"):
+        read.clear()
+        assert main([*command, kinds]) == 0
+        assert sum(read) == 2 * 255
 
 
 def test_eval_reads_the_windows_that_are_chosen(

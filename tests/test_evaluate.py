@@ -8,7 +8,7 @@ import pytest
 from smollm2.backends.numpy import backend
 from smollm2.batch import Batch, Span
 from smollm2.errors import InputError
-from smollm2.evaluate import Quality, evaluate, windows
+from smollm2.evaluate import Quality, evaluate, recorded, windows
 from tests.tiny import random_weights, tiny_config
 
 CONFIG = tiny_config()
@@ -64,6 +64,58 @@ def test_without_a_reference_there_is_perplexity_alone(models) -> None:
     alone = evaluate(rough, parts)
     assert alone == Quality(198, evaluate(rough, parts, exact).perplexity)
     assert alone.change is None
+
+
+class Counting:
+    """A model that counts the tokens it reads."""
+
+    def __init__(self, lm) -> None:
+        self.config, self.new_cache, self._lm = lm.config, lm.new_cache, lm
+        self.tokens = 0
+
+    def forward(self, batch, cache=None):
+        self.tokens += len(batch.ids)
+        return self._lm.forward(batch, cache)
+
+
+@pytest.mark.parametrize("size", [2, 128, 129, 130, 233])
+def test_a_recording_is_as_good_as_the_reference(models, size) -> None:
+    """The same bits for windows of any length, in any order, and the reference reads once."""
+    rough, exact = models
+    parts = windows(IDS, size=size)[:3]
+    counting = Counting(exact)
+    with recorded(counting, parts) as recording:
+        for lm in (rough, exact, rough):
+            assert evaluate(lm, parts, recording) == evaluate(lm, parts, exact)
+        for number in (2, 0, 1):
+            got = np.concatenate(list(recording.logprobs(number)))
+            np.testing.assert_allclose(got, logprobs(exact, parts[number]), atol=1e-4)
+    assert counting.tokens == 3 * (size - 1)
+    assert recording.file.closed
+
+
+def test_a_recording_of_other_windows_is_refused(models) -> None:
+    rough, exact = models
+    one, other = windows(IDS, size=100, choose=[0]), windows(IDS, size=100, choose=[1])
+    with (
+        recorded(exact, one) as recording,
+        pytest.raises(InputError, match="of other windows"),
+    ):
+        evaluate(rough, other, recording)
+    with pytest.raises(InputError, match="at least two tokens"), recorded(exact, []):
+        pass
+
+
+def test_a_recording_needs_room(models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    message = r"on 2 windows takes 0 MB of temporary space, and .* has 0 MB free: .* TMPDIR"
+    counting = Counting(models[1])
+    with (
+        pytest.raises(InputError, match=message),
+        recorded(counting, windows(IDS, size=100, choose=[0, 1])),
+    ):
+        pass
+    assert counting.tokens == 0
 
 
 @pytest.mark.parametrize(

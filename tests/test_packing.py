@@ -26,6 +26,7 @@ from smollm2.packing import (
 )
 from smollm2.quantize import (
     Quantized,
+    Scaled,
     as_float32,
     kind_of,
     kind_without_loss,
@@ -142,6 +143,50 @@ def test_the_extension_gives_the_same_bits(kind: str, size: float) -> None:
                 packing.unpack(got, kind, count, shape[1]),
                 unpack_reference(got, kind, count, shape[1]),
             )
+
+
+def importance_of(cols: int, seed: int = 0) -> Floats:
+    """Some columns that count a thousand times as much as others, and one that does not count."""
+    counts = np.exp(np.random.default_rng(seed).normal(0, 2, cols)).astype(np.float32)
+    counts[cols // 2] = 0
+    return counts
+
+
+@pytest.mark.skipif(packing._extension("pack") is None, reason="the extension cannot pack")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(1, 32), (17, 96), (3, 101)])
+def test_the_extension_gives_the_same_bits_with_importance(
+    kind: str, shape: tuple[int, int]
+) -> None:
+    values, cols = random(shape), shape[1]
+    for counts in importance_of(cols), np.zeros(cols, np.float32), np.ones(cols, np.float32):
+        got = packing.pack(row_bytes(values), "F32", cols, kind, importance=counts)
+        assert np.array_equal(got, pack(values, kind, importance=counts))
+    assert np.array_equal(got, pack(values, kind))
+
+
+@pytest.mark.parametrize("kind", ["q4", "q4m"])
+def test_errors_are_smaller_where_they_count(kind: str) -> None:
+    values, counts = random((64, 256)), importance_of(256)
+
+    def error(**options: Any) -> float:
+        packed = pack(values, kind, **options)
+        off = unpack_reference(packed, kind, *values.shape) - values
+        return float(np.mean(off.astype(np.float64) ** 2 * counts))
+
+    assert error(importance=counts) < 0.8 * error()
+    scaled = Scaled(values, importance=counts)
+    expected = packing.pack(row_bytes(values), "F32", 256, kind, importance=counts)
+    assert np.array_equal(pack_weight(scaled, kind).data.reshape(-1), expected)
+
+
+@pytest.mark.parametrize("wrong", [[1.0] * 31, [1.0] * 33, [-1.0] * 32, [np.nan] * 32])
+def test_importance_that_cannot_be_is_refused(wrong: list[float]) -> None:
+    values = random((2, 32))
+    counts = np.array(wrong, dtype=np.float32)
+    for call in (packing.pack, pack_reference):
+        with pytest.raises(InputError, match="importance must be 32 finite numbers of at least 0"):
+            call(row_bytes(values), "F32", 32, "q4", importance=counts)
 
 
 def test_eight_bits_are_to_nearest_by_the_stored_scale() -> None:

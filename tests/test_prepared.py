@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from smollm2.checkpoint import Checkpoint, load_checkpoint, state_of
 from smollm2.errors import DownloadError, FormatError, InputError, ModelNotFoundError
 from smollm2.export import smol as export_module
 from smollm2.formats.smol import open_smol
-from smollm2.prepared import FILE, open_model, pull, verify
+from smollm2.prepared import FILE, RECIPE, open_model, pull, verify
 from smollm2.quantize import as_float32, pack_weight
 from smollm2.registry import ModelSource, PulledModel, list_models, models as models_module
 from smollm2.smoothing import easier_to_round
@@ -192,6 +193,57 @@ def test_other_sources_make_it_stale(
     assert pull(NAME).prepared == path
     assert path.stat().st_mtime_ns > before
     assert is_of(open_model(NAME), source)
+
+
+def give_recipe(folder: Path, recipe: int | None) -> None:
+    """Let the prepared file of a copy have been made otherwise; None: before that was noted."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest["prepared"].pop("recipe") == RECIPE
+    if recipe is not None:
+        manifest["prepared"]["recipe"] = recipe
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("recipe", [None, RECIPE - 1, RECIPE + 1])
+@pytest.mark.parametrize("by", [open_model, pull])
+def test_what_was_made_otherwise_is_made_again_once(
+    hub: FakeHub, source: Path, models: Path, recipe: int | None, by: Any
+) -> None:
+    pull(NAME)
+    before = (models / NAME / FILE).stat().st_mtime_ns
+    give_recipe(models / NAME, recipe)
+    progress = RecordedProgress()
+    for _ in range(2):
+        by(NAME, progress=progress)
+    assert progress.notes == [
+        f"{FILE} of {NAME} is made again: this version makes it in another way"
+    ]
+    assert [name for name, _, _ in progress.files] == [FILE]
+    assert (models / NAME / FILE).stat().st_mtime_ns > before
+    assert is_of(open_model(NAME), source)
+    assert all(check.ok for check in verify(NAME))
+
+
+def test_what_was_made_otherwise_is_not_used(
+    hub: FakeHub, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none can be made in its place, what was fetched is."""
+    pull(NAME)
+    give_recipe(models / NAME, None)
+    monkeypatch.setattr(prepared.os, "access", lambda *_: False)
+    assert open_model(NAME).path == models / NAME
+
+
+def test_by_its_path_a_file_is_read_whatever_made_it(hub: FakeHub, models: Path) -> None:
+    pull(NAME)
+    give_recipe(models / NAME, None)
+    progress = RecordedProgress()
+    path = models / NAME / FILE
+    before = path.stat().st_mtime_ns
+    assert open_model(path, progress=progress).path == path
+    assert (progress.notes, progress.files) == ([], [])
+    assert path.stat().st_mtime_ns == before
 
 
 def test_a_new_copy_is_prepared_anew(hub: FakeHub, models: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include <climits>
+#include <cmath>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -63,11 +64,26 @@ std::vector<std::int32_t> order_of(const std::optional<AnyIn>& given, int rows) 
   return order;
 }
 
+const float* importance_of(const AnyIn& given, int cols) {
+  const auto counts = checked<const float, 1>(given, "importance");
+  bool fits = counts.size() == static_cast<std::size_t>(cols);
+  for (std::size_t i = 0; fits && i < counts.size(); ++i) {
+    fits = counts(i) >= 0.0f && std::isfinite(counts(i));
+  }
+  if (!fits) {
+    throw std::invalid_argument("importance must be " + std::to_string(cols) +
+                                " finite numbers of at least 0");
+  }
+  return counts.data();
+}
+
 Bytes pack_array(const AnyIn& data, const std::string& row_name, int cols,
-                 const std::string& kind_name, const std::optional<AnyIn>& row_order, int threads) {
+                 const std::string& kind_name, const std::optional<AnyIn>& row_order, int threads,
+                 const std::optional<AnyIn>& importance) {
   const Kind kind = kind_of(kind_name);
   const Rows rows = rows_of(data, row_name, cols);
   const std::vector<std::int32_t> order = order_of(row_order, rows.rows);
+  const float* counts = importance ? importance_of(*importance, cols) : nullptr;
   const int out_rows = static_cast<int>(order.size());
   const std::size_t bytes = packed_bytes(kind, out_rows, cols);
   auto* out = aligned_new<std::uint8_t>(bytes);
@@ -75,7 +91,7 @@ Bytes pack_array(const AnyIn& data, const std::string& row_name, int cols,
   PackError error;
   {
     const nb::gil_scoped_release release;
-    error = pack(rows, {order.data(), out_rows}, kind, threads, out);
+    error = pack(rows, {order.data(), out_rows}, kind, threads, out, counts);
   }
   if (error == PackError::not_lossless) {
     throw std::invalid_argument(row_name + " is not held without loss by " + kind_name +
@@ -119,8 +135,10 @@ std::pair<std::uint32_t, std::uint32_t> hash_array(const AnyIn& array, const std
 void bind_pack(nb::module_& m) {
   m.def("pack", &pack_array, nb::arg("data"), nb::arg("row_kind"), nb::arg("cols"), nb::arg("kind"),
         nb::arg("row_order").none() = nb::none(), nb::arg("threads") = 1,
+        nb::arg("importance").none() = nb::none(),
         "Rows of bytes [rows, bytes a row] of a GGUF kind as packed tiles of `kind`.\n\n"
-        "Row i of the result is row row_order[i] of the data, zeros where that is -1.\n"
+        "Row i of the result is row row_order[i] of the data, zeros where that is -1; importance\n"
+        "[cols] says how much a rounding error in a column counts.\n"
         "Raises ValueError where kinds and shapes do not fit, or weights to quantize are not "
         "finite.");
   m.def(

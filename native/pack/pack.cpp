@@ -59,6 +59,7 @@ struct Job {
   const Rows& rows;
   const RowOrder& order;
   Kind kind;
+  const float* importance;  // [padded(cols)]
   std::uint8_t* out;
 };
 
@@ -82,7 +83,7 @@ bool pack_group(const Job& job, int row, int group, std::uint8_t* block, int lan
     if (!std::all_of(values, values + kGroup, [](float x) { return std::isfinite(x); })) {
       return false;
     }
-    stored = round_group(job.kind, values);
+    stored = round_group(job.kind, values, job.importance + group * kGroup);
   }
   place_group(job.kind, stored, block, half, lane);
   return true;
@@ -108,10 +109,13 @@ bool pack_tiles(const Job& job, int first, int last) {
 
 }  // namespace
 
-PackError pack(const Rows& rows, const RowOrder& order, Kind kind, int threads, std::uint8_t* out) {
+PackError pack(const Rows& rows, const RowOrder& order, Kind kind, int threads, std::uint8_t* out,
+               const float* importance) {
   const std::optional<Kind> native = native_kind(rows.kind);
   if (native && kind != *native && kind != Kind::f32) return PackError::not_lossless;
-  const Job job{rows, order, kind, out};
+  std::vector<float> counts(static_cast<std::size_t>(padded(rows.cols)), 1.0f);
+  if (importance != nullptr) std::copy_n(importance, rows.cols, counts.begin());
+  const Job job{rows, order, kind, counts.data(), out};
   const int all = tiles(order.rows);
   const int parts = std::clamp(threads, 1, std::max(all, 1));
   std::vector<std::future<bool>> others;

@@ -40,10 +40,12 @@ enum class PackError : std::uint8_t { none, not_finite, not_lossless };
 // Fills out [packed_bytes(kind, order.rows, rows.cols)], tiles in parallel; the result does not
 // depend on `threads`.
 //   Dense rows go to every kind: f32 exactly, bf16 to nearest even, quantized kinds as
-//   round_group() says; those need finite weights (else not_finite).
+//   round_group() says; those need finite weights (else not_finite). importance [cols] says how
+//   much an error in a column counts; nullptr: all the same.
 //   Groups go to the kind that holds them without loss, and to f32: Q8_0 to q8, Q4_0 to q4,
 //   Q4_1 to q4m (else not_lossless).
-PackError pack(const Rows& rows, const RowOrder& order, Kind kind, int threads, std::uint8_t* out);
+PackError pack(const Rows& rows, const RowOrder& order, Kind kind, int threads, std::uint8_t* out,
+               const float* importance = nullptr);
 
 // True where every value is a bf16.
 bool fits_bf16(const Rows& rows);

@@ -55,7 +55,7 @@ struct Candidate {
 };
 
 // Rounds w by the candidate's scale and minimum to q from 0 to 15; returns the squared error.
-float round_nibbles(const float* w, Candidate& to) {
+float round_nibbles(const float* w, const float* importance, Candidate& to) {
   const float scale = float_of_half(to.scale);
   const float minimum = float_of_half(to.minimum) - scale * to.zero;
   const float inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
@@ -67,7 +67,7 @@ float round_nibbles(const float* w, Candidate& to) {
     const float q = static_cast<float>(static_cast<std::int32_t>(steps));
     const float off = scale * q + minimum - w[i];
     to.q[i] = q;
-    squares[i] = off * off;
+    squares[i] = off * off * importance[i];
   }
   return folded(squares);
 }
@@ -75,7 +75,12 @@ float round_nibbles(const float* w, Candidate& to) {
 // The candidate of the least squared error.
 class Best {
  public:
-  Best(const float* w, float zero) : w_(w), best_{zero} {}
+  Best(const float* w, const float* importance, float zero)
+      : w_(w), importance_(importance), best_{zero} {
+    float sum[kGroup];
+    std::copy_n(importance, kGroup, sum);
+    total_ = folded(sum);
+  }
 
   // Tries a scale and a minimum, then the ones that fit the q so found by least squares.
   void offer(float scale, float minimum) {
@@ -100,7 +105,7 @@ class Best {
 
  private:
   void take(Candidate& tried) {
-    const float error = round_nibbles(w_, tried);
+    const float error = round_nibbles(w_, importance_, tried);
     // The first one is taken whatever its error, which overflows for weights beyond 1e19.
     if (taken_ && !(error < error_)) return;
     best_ = tried;
@@ -113,8 +118,9 @@ class Best {
     float products[kGroup], squares[kGroup];
     for (int i = 0; i < kGroup; ++i) {
       const float x = q[i] - shift;
-      products[i] = x * (w_[i] - from);
-      squares[i] = x * x;
+      const float weighted = x * importance_[i];
+      products[i] = weighted * (w_[i] - from);
+      squares[i] = weighted * x;
     }
     const float square = folded(squares);
     return square == 0.0f ? 0.0f : folded(products) / square;
@@ -127,28 +133,33 @@ class Best {
 
   // The line through the points (q, w).
   void refit_line(Candidate& tried) {
+    if (total_ == 0.0f) return;
     float q_sum[kGroup], w_sum[kGroup];
-    std::copy_n(tried.q, kGroup, q_sum);
-    std::copy_n(w_, kGroup, w_sum);
-    const float q_mean = folded(q_sum) / kGroup, w_mean = folded(w_sum) / kGroup;
+    for (int i = 0; i < kGroup; ++i) {
+      q_sum[i] = tried.q[i] * importance_[i];
+      w_sum[i] = w_[i] * importance_[i];
+    }
+    const float q_mean = folded(q_sum) / total_, w_mean = folded(w_sum) / total_;
     tried.scale = finite_half(slope(tried.q, q_mean, w_mean));
     tried.minimum = finite_half(w_mean - float_of_half(tried.scale) * q_mean);
     take(tried);
   }
 
   const float* w_;
+  const float* importance_;
+  float total_;  // of the importance
   Candidate best_;
   float error_ = 0.0f;
   bool taken_ = false;
 };
 
-Group symmetric(const float* w) {
+Group symmetric(const float* w, const float* importance) {
   float farthest = 0.0f;
   for (int i = 0; i < kGroup; ++i) {
     if (std::fabs(w[i]) > std::fabs(farthest)) farthest = w[i];
   }
   if (farthest == 0.0f) return zero_group(Kind::q4);
-  Best best(w, 8.0f);
+  Best best(w, importance, 8.0f);
   // The farthest value at q = 0 (-8 steps), at 15 (+7 steps), and cut off a little.
   for (const float steps : {-8.0f, -7.6f, -8.3f, -8.6f, -7.3f, -9.0f, 7.0f, 7.4f}) {
     best.offer(farthest / steps, 0.0f);
@@ -156,10 +167,10 @@ Group symmetric(const float* w) {
   return best.group();
 }
 
-Group spanned(const float* w) {
+Group spanned(const float* w, const float* importance) {
   const auto [low, high] = std::minmax_element(w, w + kGroup);
   const float span = *high - *low;
-  Best best(w, 0.0f);
+  Best best(w, importance, 0.0f);
   for (const float cut : {0.0f, 0.02f, 0.04f, 0.07f}) {  // of the span, off both ends
     best.offer(span * (1.0f - 2.0f * cut) / 15.0f, *low + cut * span);
   }
@@ -174,10 +185,10 @@ Group zero_group(Kind kind) {
   return group;
 }
 
-Group round_group(Kind kind, const float* w) {
+Group round_group(Kind kind, const float* w, const float* importance) {
   if (kind == Kind::q16) return by_magnitude(w, 32767.0f);
   if (kind == Kind::q8) return by_magnitude(w, 127.0f);
-  return kind == Kind::q4 ? symmetric(w) : spanned(w);
+  return kind == Kind::q4 ? symmetric(w, importance) : spanned(w, importance);
 }
 
 }  // namespace smollm2

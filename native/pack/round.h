@@ -24,7 +24,8 @@ Group zero_group(Kind kind);
 //            so q16 has an absolute step of at least 6e-8; weights beyond 65504 times 127 (or
 //            32767) are cut off.
 //   q4, q4m  of some scales (and minimums) near those that span the group, each improved once by
-//            least squares, the one with the least squared error.
-Group round_group(Kind kind, const float* w);
+//            least squares, the one with the least squared error, in which value i counts
+//            importance[i] >= 0 times.
+Group round_group(Kind kind, const float* w, const float* importance);
 
 }  // namespace smollm2

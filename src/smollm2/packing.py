@@ -90,21 +90,23 @@ def pack(
     kind: str,
     row_order: RowOrder | None = None,
     threads: int = 1,
+    importance: Floats | None = None,
 ) -> Bytes:
     """Pack rows of bytes [rows, bytes a row] of one of GGUF's kinds as tiles of ``kind``.
 
     Row i of the result is row ``row_order[i]`` of the data, zeros where that is -1. Dense rows go
     to every kind: f32 exactly, bf16 to nearest even, the others as ``round_groups`` says. Groups
-    go to the kind of ``WITHOUT_LOSS`` and to f32. ``threads`` is for the extension.
+    go to the kind of ``WITHOUT_LOSS`` and to f32. ``threads`` is for the extension. ``importance``
+    [cols] says how much a rounding error in a column counts.
 
     Raises ``InputError`` where kinds and shapes do not fit, and for NaN or infinity in weights
     that are to be quantized.
     """
     native = compiled("pack")
     if native is None:
-        return pack_reference(data, row_kind, cols, kind, row_order)
+        return pack_reference(data, row_kind, cols, kind, row_order, importance)
     try:
-        packed: Bytes = native(data, row_kind, cols, kind, row_order, threads)
+        packed: Bytes = native(data, row_kind, cols, kind, row_order, threads, importance)
     except ValueError as error:
         raise InputError(str(error)) from None
     return packed
@@ -120,16 +122,22 @@ def unpack(packed: Bytes, kind: str, rows: int, cols: int) -> Floats:
 
 
 def pack_reference(
-    data: Bytes, row_kind: str, cols: int, kind: str, row_order: RowOrder | None = None
+    data: Bytes,
+    row_kind: str,
+    cols: int,
+    kind: str,
+    row_order: RowOrder | None = None,
+    importance: Floats | None = None,
 ) -> Bytes:
     """Do what ``pack`` does, in NumPy."""
     _check_rows(data, row_kind, cols, kind)
+    counts = _importance(importance, cols)
     order = np.arange(len(data), dtype=np.int32) if row_order is None else row_order
     if order.size == 0 or order.min() < -1 or order.max() >= len(data):
         raise InputError(f"rows {order} of a matrix of {len(data)} rows cannot be packed")
     step = max(1, _CHUNK // max(cols, 1) // TILE_ROWS) * TILE_ROWS
     parts = [
-        _pack_tiles(data, row_kind, cols, kind, order[start : start + step])
+        _pack_tiles(data, row_kind, cols, kind, order[start : start + step], counts)
         for start in range(0, len(order), step)
     ]
     return np.concatenate([part.reshape(-1) for part in parts])
@@ -182,7 +190,19 @@ def _check_rows(data: Bytes, row_kind: str, cols: int, kind: str) -> None:
         raise InputError(f"rows of {cols} values in {row_kind} cannot have shape {data.shape}")
 
 
-def _pack_tiles(data: Bytes, row_kind: str, cols: int, kind: str, order: RowOrder) -> Bytes:
+def _importance(given: Floats | None, cols: int) -> Floats:
+    """Return how much an error counts in each column of whole blocks; ones beyond the matrix."""
+    counts = np.ones(-(-cols // BLOCK) * BLOCK, dtype=np.float32)
+    if given is not None:
+        if given.shape != (cols,) or not (np.isfinite(given).all() and given.min() >= 0):
+            raise InputError(f"importance must be {cols} finite numbers of at least 0")
+        counts[:cols] = given
+    return counts
+
+
+def _pack_tiles(
+    data: Bytes, row_kind: str, cols: int, kind: str, order: RowOrder, counts: Floats
+) -> Bytes:
     """Pack some whole tiles: [tiles, bytes a tile]."""
     rows, width = -(-len(order) // TILE_ROWS) * TILE_ROWS, -(-cols // BLOCK) * BLOCK
     source = np.zeros((rows, data.shape[1]), dtype=np.uint8)
@@ -208,7 +228,8 @@ def _pack_tiles(data: Bytes, row_kind: str, cols: int, kind: str, order: RowOrde
         raise InputError(
             f"weights with NaN or infinity cannot be packed as {kind}: pack them as f32 or bf16"
         )
-    return _place(round_groups(values.reshape(-1, GROUP), kind), kind, rows)
+    repeated = np.tile(counts.reshape(-1, GROUP), (rows, 1))
+    return _place(round_groups(values.reshape(-1, GROUP), kind, repeated), kind, rows)
 
 
 def _stored_groups(source: Bytes, row_kind: str) -> Groups:

@@ -2,8 +2,8 @@
 
 It is made once, when a model is pulled or first loaded by its name: what is quantized stays as it
 is, dense weights are rounded to 8 bit. It is made again where it is missing, damaged or of another
-version, and where the files have changed that it was made of. Whatever prevents it is said; the
-fetched files are used then.
+version, where the files have changed that it was made of, and where this version would make it
+otherwise (``RECIPE``). Whatever prevents it is said; the fetched files are used then.
 """
 
 from __future__ import annotations
@@ -22,9 +22,17 @@ from smollm2.registry import FileCheck, Progress, PulledModel, SilentProgress, s
 if TYPE_CHECKING:
     from smollm2.checkpoint import Checkpoint
     from smollm2.formats.smol import SmolTensor
+    from smollm2.registry.manifest import Manifest
 
 FILE = "model.smol"
 """The name of every prepared file, in the folder of what it was made of."""
+
+RECIPE = 1
+"""A number for how files are prepared: smoothing, its text, kinds, rounding, layout, sections.
+
+Whoever changes any of them so that other bytes come out gives it the next number, and what was
+prepared before is made again. A test holds the bytes that belong to the number.
+"""
 
 
 def pull(
@@ -110,32 +118,41 @@ def _check(path: Path) -> FileCheck:
 
 
 def _prepare(pulled: PulledModel, progress: Progress, *, because: str | None = None) -> PulledModel:
-    """Make the prepared file if it is missing, or ``because`` of something that is wrong with it.
+    """Make the prepared file if it is missing or outdated, or ``because`` it cannot be used.
 
     One process makes it at a time. None is made for a store that cannot be written, or where the
     extension is missing that would use it.
     """
-    if pulled.prepared is not None and because is None:
-        return pulled
     folder = store.folder_of(pulled.name, pulled.source)
+    if because is None and _is_current(pulled.prepared, store.find(pulled.name, pulled.source)):
+        return pulled
     if not has_extension() or not os.access(folder, os.W_OK):
         return replace(pulled, prepared=None)
-    if because is not None:
-        progress.note(f"{FILE} of {pulled.name} is made again: {because}")
     try:
         with store.locked(pulled.name, progress):
             manifest = store.find(pulled.name, pulled.source)
             if manifest is None:
                 return replace(pulled, prepared=None)
             if because is None and (path := store.prepared_path(folder, manifest)):
-                return replace(pulled, prepared=path)
+                if _is_current(path, manifest):
+                    return replace(pulled, prepared=path)
+                because = "this version makes it in another way"
+            if because is not None:
+                progress.note(f"{FILE} of {pulled.name} is made again: {because}")
             sources = store.changes(folder, manifest)
             _make(pulled.path, folder / FILE, progress)
-            store.keep_prepared(folder, manifest, FILE, sources)
+            store.keep_prepared(folder, manifest, FILE, sources, RECIPE)
     except (SmolLM2Error, OSError) as error:
         progress.note(f"{pulled.name} cannot be prepared, it takes longer to load: {error}")
         return replace(pulled, prepared=None)
     return replace(pulled, prepared=folder / FILE)
+
+
+def _is_current(path: Path | None, manifest: Manifest | None) -> bool:
+    """Whether a prepared file is there, and made as this version would make it."""
+    if path is None or manifest is None or manifest.prepared is None:
+        return False
+    return manifest.prepared.recipe == RECIPE
 
 
 def _make(source: Path, target: Path, progress: Progress) -> None:

@@ -92,12 +92,14 @@ class Quantized:
 class Scaled:
     """A matrix whose rows, columns or both are multiplied with factors whenever it is read.
 
-    ``rows`` [R] and ``columns`` [C] are of the matrix [R, C].
+    ``rows`` [R] and ``columns`` [C] are of the matrix [R, C]; ``importance`` [C] says how much an
+    error in a column counts where the matrix is rounded.
     """
 
     base: Weight
     rows: Floats | None = field(default=None, repr=False)
     columns: Floats | None = field(default=None, repr=False)
+    importance: Floats | None = field(default=None, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -178,11 +180,21 @@ def pack_weight(weight: Weight, kind: str, *, threads: int = 1) -> Packed:
             return _packed(weight.data, weight.kind, weight.shape, kind, threads)
     elif not isinstance(weight, Scaled) and kind_of(weight) in PACKABLE:
         return _packed(row_bytes(weight), kind_of(weight), weight.shape, kind, threads)
-    return _packed(row_bytes(as_float32(weight)), "F32", weight.shape, kind, threads)
+    importance = weight.importance if isinstance(weight, Scaled) else None
+    rows = row_bytes(as_float32(weight))
+    return _packed(rows, "F32", weight.shape, kind, threads, importance)
 
 
-def _packed(data: Bytes, row_kind: str, shape: tuple[int, ...], kind: str, threads: int) -> Packed:
-    return Packed.of_bytes(kind, shape, pack(data, row_kind, shape[-1], kind, threads=threads))
+def _packed(
+    data: Bytes,
+    row_kind: str,
+    shape: tuple[int, ...],
+    kind: str,
+    threads: int,
+    importance: Floats | None = None,
+) -> Packed:
+    packed = pack(data, row_kind, shape[-1], kind, threads=threads, importance=importance)
+    return Packed.of_bytes(kind, shape, packed)
 
 
 def _halves(raw: Bytes) -> Floats:

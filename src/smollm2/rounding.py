@@ -44,17 +44,19 @@ class Groups:
         return values
 
 
-def round_groups(values: Floats, kind: str) -> Groups:
+def round_groups(values: Floats, kind: str, importance: Floats | None = None) -> Groups:
     """Round finite values [n, 32] to ``q8``, ``q16``, ``q4`` or ``q4m``.
 
     q8 and q16: the greatest magnitude gets 127 or 32767, to nearest by the scale as it is stored.
     q4 and q4m: of some scales (and minimums) near those that span the group, each improved once
-    by least squares, the one with the least squared error.
+    by least squares, the one with the least squared error, in which a value counts ``importance``
+    [n, 32] times.
     """
+    counts = np.ones_like(values) if importance is None else importance
     with np.errstate(all="ignore"):  # what overflows is cut off
         if kind in _MOST:
             return _by_magnitude(values, np.float32(_MOST[kind]))
-        return _symmetric(values) if kind == "q4" else _spanned(values)
+        return _symmetric(values, counts) if kind == "q4" else _spanned(values, counts)
 
 
 def _by_magnitude(values: Floats, most: np.float32) -> Groups:
@@ -69,9 +71,9 @@ def _by_magnitude(values: Floats, most: np.float32) -> Groups:
     return Groups(q, scale, np.zeros_like(scale))
 
 
-def _symmetric(values: Floats) -> Groups:
+def _symmetric(values: Floats, counts: Floats) -> Groups:
     farthest = np.take_along_axis(values, np.abs(values).argmax(axis=1)[:, None], axis=1)[:, 0]
-    best = _Best(values, np.float32(8))
+    best = _Best(values, counts, np.float32(8))
     for steps in _STEPS:
         best.offer(farthest / np.float32(steps), np.zeros_like(farthest))
     zero = farthest == 0
@@ -79,10 +81,10 @@ def _symmetric(values: Floats) -> Groups:
     return best.groups()
 
 
-def _spanned(values: Floats) -> Groups:
+def _spanned(values: Floats, counts: Floats) -> Groups:
     low, high = values.min(axis=1), values.max(axis=1)
     span = high - low
-    best = _Best(values, np.float32(0))
+    best = _Best(values, counts, np.float32(0))
     for cut in map(np.float32, _CUTS):
         inside = np.float32(1) - np.float32(2) * cut
         best.offer(span * inside / np.float32(15), low + cut * span)
@@ -92,8 +94,10 @@ def _spanned(values: Floats) -> Groups:
 class _Best:
     """Of the scales and minimums offered for each group, those of the least squared error."""
 
-    def __init__(self, values: Floats, zero: np.float32) -> None:
+    def __init__(self, values: Floats, counts: Floats, zero: np.float32) -> None:
         self._values = values
+        self._counts = counts
+        self._total = _folded(counts)
         self._zero = zero
         self._error: Floats | None = None
         count = len(values)
@@ -109,8 +113,8 @@ class _Best:
             refitted = _finite_half(self._slope(q, self._zero, zeros))
             self._take(refitted, zeros.astype(np.float16))
             return
-        q_mean = _folded(q) / np.float32(GROUP)
-        mean = _folded(self._values) / np.float32(GROUP)
+        q_mean = _folded(q * self._counts) / self._total
+        mean = _folded(self._values * self._counts) / self._total
         refitted = _finite_half(self._slope(q, q_mean[:, None], mean))
         self._take(refitted, _finite_half(mean - refitted.astype(np.float32) * q_mean))
 
@@ -127,7 +131,7 @@ class _Best:
         steps = np.where(steps > 0, steps, np.float32(0))
         q: Floats = np.trunc(np.where(steps < 15, steps, np.float32(15)))
         off = wide * q + low - self._values
-        error = _folded(off * off)
+        error = _folded(off * off * self._counts)
         # The first one is taken whatever its error, which overflows for weights beyond 1e19.
         better = np.ones(len(q), dtype=bool) if self._error is None else error < self._error
         self._error = error if self._error is None else np.where(better, error, self._error)
@@ -141,8 +145,9 @@ class _Best:
     def _slope(self, q: Floats, shift: Floats | np.float32, origin: Floats) -> Floats:
         """The slope of the values over ``q - shift``; 0 where q is constant."""
         x = q - shift
-        square = _folded(x * x)
-        product = _folded(x * (self._values - origin[:, None]))
+        weighted = x * self._counts
+        square = _folded(weighted * x)
+        product = _folded(weighted * (self._values - origin[:, None]))
         return np.where(square == 0, np.float32(0), product / square)
 
 

@@ -6,7 +6,8 @@ An input channel of a product is divided by s, and its column of the weights mul
 
 so that both have about the same range. The division is folded into what writes the channel (the
 norm's gain, the rows of up, the rows of the values), so that the model computes the same and costs
-the same. Source: Xiao et al. 2023 (SmoothQuant), with the root mean square for the maximum.
+the same. Source: Xiao et al. 2023 (SmoothQuant), with the root mean square for the maximum. What
+the mean square of a channel is then says how much an error in its column counts.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ TOKENS = 1024
 
 _SEGMENT = 256
 _LEAST = 1e-6  # of the greatest channel, so that a silent one asks for no endless factor
+_LEAST_COUNT = 1e-3  # of the mean, so that errors in a channel that was silent count too
 
 
 def calibration_text() -> str:
@@ -130,23 +132,50 @@ def _smoothed(
     of_values: Floats = np.exp(np.log(into_output).reshape(shape).mean(axis=1))
     group = config.num_attention_heads // config.num_key_value_heads
     into_output = np.repeat(of_values[:, None], group, axis=1).reshape(-1)
+    qkv_counts = _importance(squares, attention.query, into_qkv)
+    mlp_counts = _importance(squares, mlp.gate, into_mlp)
     return Block(
         input_norm=as_float32(block.input_norm) / into_qkv,
         attention=Attention(
-            query=Scaled(attention.query, columns=into_qkv),
-            key=Scaled(attention.key, columns=into_qkv),
+            query=Scaled(attention.query, columns=into_qkv, importance=qkv_counts),
+            key=Scaled(attention.key, columns=into_qkv, importance=qkv_counts),
             value=Scaled(
-                attention.value, rows=np.reciprocal(of_values.reshape(-1)), columns=into_qkv
+                attention.value,
+                rows=np.reciprocal(of_values.reshape(-1)),
+                columns=into_qkv,
+                importance=qkv_counts,
             ),
-            output=Scaled(attention.output, columns=into_output),
+            output=Scaled(
+                attention.output,
+                columns=into_output,
+                importance=_importance(squares, attention.output, into_output),
+            ),
         ),
         post_attention_norm=as_float32(block.post_attention_norm) / into_mlp,
         mlp=Mlp(
-            gate=Scaled(mlp.gate, columns=into_mlp),
-            up=Scaled(mlp.up, rows=np.reciprocal(into_down), columns=into_mlp),
-            down=Scaled(mlp.down, columns=into_down),
+            gate=Scaled(mlp.gate, columns=into_mlp, importance=mlp_counts),
+            up=Scaled(
+                mlp.up, rows=np.reciprocal(into_down), columns=into_mlp, importance=mlp_counts
+            ),
+            down=Scaled(
+                mlp.down,
+                columns=into_down,
+                importance=_importance(squares, mlp.down, into_down),
+            ),
         ),
     )
+
+
+def _importance(
+    squares: dict[int, NDArray[np.float64]], read: Weight, factors: Floats
+) -> Floats | None:
+    """How much an error in each column counts; None, all the same, where inputs are no numbers."""
+    counts = squares.get(id(read), np.zeros(read.shape[1])) / np.square(factors, dtype=np.float64)
+    mean = counts.mean()
+    if not (np.isfinite(mean) and mean > 0):
+        return None
+    importance: Floats = np.maximum(counts / mean, _LEAST_COUNT).astype(np.float32)
+    return importance
 
 
 def _factors(

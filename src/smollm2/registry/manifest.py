@@ -30,12 +30,14 @@ class FileRecord:
 class PreparedFile:
     """A file that was made of the others of a copy: its name and its size in bytes.
 
-    ``sources`` has the times of the last change of those, in nanoseconds.
+    ``sources`` has the times of the last change of those, in nanoseconds; ``recipe`` is a number
+    for how it was made, 0 where that was not noted yet.
     """
 
     name: str
     size: int
     sources: Mapping[str, int]
+    recipe: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,9 @@ def read_manifest(folder: Path) -> Manifest:
 def _read_prepared(found: Any) -> PreparedFile | None:
     """What a manifest says of a prepared file, None where that is nothing one can use."""
     try:
-        prepared = PreparedFile(found["name"], found["size"], found["sources"])
+        prepared = PreparedFile(
+            found["name"], found["size"], found["sources"], found.get("recipe", 0)
+        )
         usable = _FILE_NAME.fullmatch(prepared.name) and isinstance(prepared.sources, dict)
     except (KeyError, TypeError):
         return None

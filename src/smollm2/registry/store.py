@@ -208,10 +208,10 @@ def changes(folder: Path, manifest: Manifest) -> dict[str, int]:
 
 
 def keep_prepared(
-    folder: Path, manifest: Manifest, name: str, sources: Mapping[str, int]
+    folder: Path, manifest: Manifest, name: str, sources: Mapping[str, int], recipe: int
 ) -> Manifest:
     """Note that a file of the folder was made of the others while they were as in ``sources``."""
-    prepared = PreparedFile(name, (folder / name).stat().st_size, sources)
+    prepared = PreparedFile(name, (folder / name).stat().st_size, sources, recipe)
     manifest = replace(manifest, prepared=prepared)
     write_manifest(folder, manifest)
     return manifest

@@ -35,7 +35,7 @@ from importlib import metadata, util
 module, package = sys.argv[1:]
 print(package, metadata.version(package) if util.find_spec(module) else "")
 """
-_KIB_OF_MAXRSS = 1024 if sys.platform == "darwin" else 1
+_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 class RunError(Exception):
@@ -118,7 +118,7 @@ def _first_byte(command: Sequence[str]) -> dict[str, Any]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0 or not first:
         raise RunError(f"{' '.join(command)} ended with {process.returncode}, first {first!r}")
-    return {"first_token_s": seconds, "peak_mb": usage.ru_maxrss / _KIB_OF_MAXRSS / 1024}
+    return {"first_token_s": seconds, "peak_mb": usage.ru_maxrss * _MAXRSS_BYTES / 1e6}
 
 
 @contextmanager

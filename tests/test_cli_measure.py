@@ -164,10 +164,11 @@ def test_eval_warns_of_a_kind_that_changes_much(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["bench", "--prompt", "0"], 1, "prompt is 0"),
+        (["bench", "--prompt", "0"], 2, "prompt is 0"),
         (["bench", "--depth", "400"], 1, "context length of 256"),
         (["bench", "--depth", "0,x"], 2, "--depth takes numbers with commas between them"),
-        (["bench", "--batch", "0"], 1, "batch is 0"),
+        (["bench", "--batch", "0"], 2, "batch is 0"),
+        (["bench", "--threads", "0"], 2, "--threads"),
         (["bench", "--backend", "cuda"], 1, "no backend named 'cuda'"),
         (["bench", "--quant", "q3"], 1, "quant='q3' is not known"),
         (["bench", "--backend", "numpy", "--threads", "2"], 1, "has no option threads"),

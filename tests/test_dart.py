@@ -174,6 +174,19 @@ def test_it_generates(tmp_path: Path, quant: str) -> None:
     assert got.token_ids == expected.token_ids
 
 
+def test_verify_compares_the_hashes(tmp_path: Path) -> None:
+    path = written(tmp_path / "old.smol")
+    (check,) = smollm2.verify(path)
+    assert check.ok, check.detail
+    raw = bytearray(path.read_bytes())
+    entry = next(entry for entry in open_dart(path).tensors.values() if entry.kind == "q8")
+    raw[entry.offset + entry.nbytes - 1] ^= 1
+    path.write_bytes(raw)
+    (check,) = smollm2.verify(path)
+    assert not check.ok
+    assert "is damaged: its hashes do not match" in check.detail
+
+
 @pytest.mark.parametrize("quant", QUANT_IDS)
 def test_a_flipped_byte_is_named_by_tensor(tmp_path: Path, quant: str) -> None:
     """cases: feature 9: whichever byte of whichever quantized tensor, its hashes included"""

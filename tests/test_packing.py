@@ -152,7 +152,7 @@ def importance_of(cols: int, seed: int = 0) -> Floats:
     return counts
 
 
-@pytest.mark.skipif(packing._extension("pack") is None, reason="the extension cannot pack")
+@pytest.mark.skipif(not packing.has_extension(), reason="the extension cannot pack")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(1, 32), (17, 96), (3, 101)])
 def test_the_extension_gives_the_same_bits_with_importance(

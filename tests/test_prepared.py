@@ -18,6 +18,7 @@ import pytest
 import smollm2
 from smollm2 import prepared, registry
 from smollm2.checkpoint import Checkpoint, load_checkpoint, state_of
+from smollm2.cli import bench, main
 from smollm2.errors import DownloadError, FormatError, InputError, ModelNotFoundError
 from smollm2.export import smol as export_module
 from smollm2.formats.smol import open_smol
@@ -430,3 +431,21 @@ def test_two_processes_prepare_at_once(
     assert len({answer for answer, _ in answers}) == 1
     assert is_of(open_model(NAME), source)
     assert sorted(contents(models / NAME)) == sorted([*contents(source), FILE, "manifest.json"])
+
+
+def test_bench_starts_its_clock_when_all_is_prepared(
+    hub: FakeHub, models: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it measures is called by the model's name, not by the file of each model."""
+    loaded: list[bool] = []
+    load = bench.load_model
+
+    def watched(*given: Any, **options: Any) -> Any:
+        loaded.extend(path.exists() for path in models.rglob(FILE))
+        return load(*given, **options)
+
+    monkeypatch.setattr(bench, "load_model", watched)
+    command = ["bench", "-m", NAME, "--prompt", "4", "--decode", "2", "--repeats", "1", "--json"]
+    assert main(command) == 0
+    assert loaded == [True]
+    assert json.loads(capsys.readouterr().out)["model"] == NAME

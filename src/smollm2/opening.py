@@ -127,7 +127,7 @@ def _open_file(path: Path, *, verify: bool) -> Opened:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     if start[:4] == MAGIC or path.suffix == ".smol":
         old = start[:4] == MAGIC and int.from_bytes(start[4:], "little") < VERSION
-        return _open_dart(path) if old else _open_smol(path, verify=verify)
+        return (_open_dart if old else _open_smol)(path, verify=verify)
     raise ModelNotFoundError(f"{path}: give a .gguf or .smol file, or the folder of a checkpoint")
 
 
@@ -204,11 +204,13 @@ def _open_smol(path: Path, *, verify: bool) -> Opened:
     )
 
 
-def _open_dart(path: Path) -> Opened:
+def _open_dart(path: Path, *, verify: bool) -> Opened:
     from smollm2.dart_model import config_of, tokenizer_of
     from smollm2.formats.dart import open_dart
 
     file = open_dart(path)
+    for name in file.tensors if verify else ():
+        file.read(name)
     return Opened(
         path=path,
         config=config_of(file),

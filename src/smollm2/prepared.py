@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from smollm2 import registry
-from smollm2.errors import FormatError, InputError, SmolLM2Error
-from smollm2.formats.smol import open_smol
+from smollm2.errors import CheckpointError, ConfigError, FormatError, InputError, SmolLM2Error
 from smollm2.packing import has_extension
 from smollm2.registry import FileCheck, Progress, PulledModel, SilentProgress, store
 
@@ -110,11 +109,13 @@ def verify(name: str | os.PathLike[str]) -> list[FileCheck]:
 
 
 def _check(path: Path) -> FileCheck:
+    from smollm2.opening import open_path
+
     try:
-        file = open_smol(path, verify=True)
-    except FormatError as error:
+        opened = open_path(path, verify=True)
+    except (FormatError, ConfigError, CheckpointError) as error:
         return FileCheck(path, False, str(error).removeprefix(f"{path}: "))
-    return FileCheck(path, True, f"checksums of {len(file.entries)} tensors")
+    return FileCheck(path, True, f"checksums of {len(opened.sources)} tensors")
 
 
 def _prepare(pulled: PulledModel, progress: Progress, *, because: str | None = None) -> PulledModel:

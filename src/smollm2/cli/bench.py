@@ -12,9 +12,10 @@ import typer
 
 from smollm2.cli import options
 from smollm2.cli.grouping import grouped
-from smollm2.cli.loading import PullProgress, load_model, size_text
+from smollm2.cli.loading import fetched, load_model, size_text
 from smollm2.cli.terminal import Terminal
 from smollm2.cli.usage import UsageError
+from smollm2.errors import InputError
 
 if TYPE_CHECKING:
     from smollm2.bench import Case, Limits, Speed
@@ -69,16 +70,17 @@ def bench(
     """
     from smollm2.backends import default_backend
     from smollm2.bench import Workload, measure, peak_memory, probe, read_first_prompt
-    from smollm2.registry import resolve
 
     terminal = Terminal(no_color=no_color)
     backend = loading.backend or default_backend()
-    works = [
-        Workload(prompt=prompt, decode=decode, depth=each, batch=rows, repeats=repeats)
-        for each, rows in product(_counts("depth", depth, 0), _counts("batch", batch, 1))
-    ]
-    with PullProgress(terminal) as progress:  # so that loading is no download
-        resolve(loading.model, offline=loading.offline or None, progress=progress)
+    try:
+        works = [
+            Workload(prompt=prompt, decode=decode, depth=each, batch=rows, repeats=repeats)
+            for each, rows in product(_counts("depth", depth, 0), _counts("batch", batch, 1))
+        ]
+    except InputError as error:
+        raise UsageError(str(error)) from None
+    name = fetched(loading, terminal, prepare=backend == "native" and quant is None)
     started = perf_counter()
     loaded = load_model(replace(loading, backend=backend), terminal, quant=quant)
     lm = loaded.lm
@@ -89,7 +91,7 @@ def bench(
     peak = peak_memory()  # before the probe takes its own
     report = _Report(
         engine=f"smollm2 {backend}",
-        model=loaded.path.name if loaded.path else loading.model,
+        model=name,
         threads=lm.threads,
         first_token=first_token,
         peak=peak,
@@ -137,7 +139,7 @@ class _Report:
             "decode": round(case.decode.rate, 3),
             "prompt": work.prompt,
             "first_token_s": round(self.first_token, 4),
-            "peak_mb": None if self.peak is None else round(self.peak / 2**20, 1),
+            "peak_mb": None if self.peak is None else round(self.peak / 1e6, 1),
             "read_gb_s": limits and round(limits.read_gb_s, 2),
             "dot_gmac_s": limits and round(limits.dot_gmac_s, 1),
             "prefill_of_dot": self._share(case.prefill.dot_gmac_s, "dot_gmac_s"),

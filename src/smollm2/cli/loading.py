@@ -40,6 +40,19 @@ def load_model(loading: Loading, terminal: Terminal, *, quant: str | None = None
         )
 
 
+def fetched(loading: Loading, terminal: Terminal, *, prepare: bool) -> str:
+    """Have a model here, so that loading it is no download; returns what to call it."""
+    from smollm2.prepared import pull
+    from smollm2.registry import local_path
+
+    path = local_path(loading.model)
+    if path is not None:
+        return path.name
+    with PullProgress(terminal) as progress:
+        pull(loading.model, offline=loading.offline or None, progress=progress, prepare=prepare)
+    return loading.model
+
+
 def open_checkpoint(name: str, terminal: Terminal, *, offline: bool) -> Checkpoint:
     """Open a checkpoint without making a model of it; pulled first as in ``load_model``."""
     from smollm2.checkpoint import load_checkpoint

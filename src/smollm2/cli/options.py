@@ -66,7 +66,7 @@ Quant = Annotated[
     typer.Option("--quant", metavar="KIND", help="Kind of weights: q8, q4, bf16, f32, q16."),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", metavar="N", help="Threads that compute.")
+    int | None, typer.Option("--threads", metavar="N", min=1, help="Threads that compute.")
 ]
 KV = Annotated[
     str | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ import numpy as np
 
 from smollm2.checkpoint import Checkpoint, side_files, state_of
 from smollm2.errors import CheckpointError, InputError
+from smollm2.extension import cores
 from smollm2.formats.smol import (
     BLOCK_BYTES,
     TILE_ROWS,
@@ -184,7 +184,7 @@ class _Plan:
         weight = self._weights[name]
         if len(weight.shape) == 1:
             return as_float32(weight).astype("<f4", copy=False).view(np.uint8)
-        return pack_weight(weight, kind, threads=os.cpu_count() or 1).data
+        return pack_weight(weight, kind, threads=cores()).data
 
 
 def _remarks(weights: State, kinds: Mapping[str, str]) -> tuple[str, ...]:

@@ -52,6 +52,19 @@ def test_three_numbers_equal_their_definitions(models) -> None:
     assert quality.change == pytest.approx(quality.perplexity / quality.reference_perplexity - 1)
 
 
+def test_a_broken_model_has_no_end_of_perplexity(models) -> None:
+    """What is far beyond a float is told as infinity, not as an error of arithmetic."""
+    _, exact = models
+    weights = random_weights(CONFIG, seed=1)
+    loud = backend.load(
+        CONFIG, weights.map(lambda name, w: w * np.float32(1e6) if "norm" in name else w)
+    )
+    quality = evaluate(loud, windows(IDS, size=200), exact)
+    assert quality.perplexity == np.inf
+    assert quality.change == np.inf
+    assert not quality.tolerable
+
+
 def test_a_model_agrees_with_itself(models) -> None:
     _, exact = models
     quality = evaluate(exact, windows(IDS, size=250), exact)

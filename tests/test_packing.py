@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from smollm2 import packing
 from smollm2.errors import InputError
+from smollm2.extension import missing
 from smollm2.formats.smol import BLOCK_BYTES, packed_bytes, tile_bytes
 from smollm2.packing import (
     WITHOUT_LOSS,
@@ -126,7 +127,7 @@ def test_rows_go_where_the_order_says(shape: tuple[int, int], seed: int, kind: s
     assert np.array_equal(got, np.where(order[:, None] < 0, 0, whole[order]))
 
 
-@pytest.mark.skipif(not packing.has_extension(), reason="the extension cannot pack")
+@pytest.mark.skipif(missing() is not None, reason="the extension cannot pack")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1e-6, 1e-2, 1.0, 1e4, 1e12])
 def test_the_extension_gives_the_same_bits(kind: str, size: float) -> None:
@@ -152,7 +153,7 @@ def importance_of(cols: int, seed: int = 0) -> Floats:
     return counts
 
 
-@pytest.mark.skipif(not packing.has_extension(), reason="the extension cannot pack")
+@pytest.mark.skipif(missing() is not None, reason="the extension cannot pack")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(1, 32), (17, 96), (3, 101)])
 def test_the_extension_gives_the_same_bits_with_importance(

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
-from math import exp
 from typing import BinaryIO
 
 import numpy as np
@@ -150,11 +149,11 @@ def evaluate(
             place += count
     scored = _scored(parts)
     if reference is None:
-        return Quality(scored, exp(nll / scored))
+        return Quality(scored, _perplexity(nll, scored))
     return Quality(
         tokens=scored,
-        perplexity=exp(nll / scored),
-        reference_perplexity=exp(reference_nll / scored),
+        perplexity=_perplexity(nll, scored),
+        reference_perplexity=_perplexity(reference_nll, scored),
         mean_kl=divergence / scored,
         top1=agreed / scored,
     )
@@ -196,3 +195,9 @@ def _divergence(expected: Floats, logprobs: Floats) -> float:
     difference = np.subtract(expected, logprobs, dtype=np.float64)
     weights = np.exp(expected, dtype=np.float64)
     return float(np.sum(weights * difference, where=weights > 0))
+
+
+def _perplexity(nll: float, tokens: int) -> float:
+    """Infinity where nothing that was written is at all likely."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(nll / tokens))

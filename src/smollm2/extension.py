@@ -10,17 +10,26 @@ from typing import Any
 
 from smollm2.errors import InputError
 
+_NAME = "smollm2._native"
+
+
+def missing() -> str | None:
+    """Why the extension cannot be imported, None where it can."""
+    try:
+        import_module(_NAME)
+    except ImportError as error:
+        return str(error)
+    return None
+
 
 def compiled(name: str) -> Callable[..., Any] | None:
     """Return a function of the extension, None where that is not installed.
 
     It raises ``InputError`` for a wrong SMOLLM2_ISA.
     """
-    try:
-        native = import_module("smollm2._native")
-    except ImportError:
+    if missing() is not None:
         return None
-    function: Callable[..., Any] | None = getattr(native, name, None)
+    function: Callable[..., Any] | None = getattr(import_module(_NAME), name, None)
     return function and _with_our_errors(function)
 
 

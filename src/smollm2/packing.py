@@ -172,11 +172,6 @@ def row_bytes(values: NDArray[Any]) -> Bytes:
     return array.view(np.uint8).reshape(len(array), -1)
 
 
-def has_extension() -> bool:
-    """Whether the extension is installed, which packed matrices are made for."""
-    return compiled("pack") is not None
-
-
 def _check_rows(data: Bytes, row_kind: str, cols: int, kind: str) -> None:
     if kind not in BLOCK_BYTES:
         raise InputError(f"unknown kind {kind!r:.80}: choose from {', '.join(BLOCK_BYTES)}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from smollm2 import registry
 from smollm2.errors import CheckpointError, ConfigError, FormatError, InputError, SmolLM2Error
-from smollm2.packing import has_extension
+from smollm2.extension import missing
 from smollm2.registry import FileCheck, Progress, PulledModel, SilentProgress, store
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _prepare(pulled: PulledModel, progress: Progress, *, because: str | None = N
     folder = store.folder_of(pulled.name, pulled.source)
     if because is None and _is_current(pulled.prepared, store.find(pulled.name, pulled.source)):
         return pulled
-    if not has_extension() or not os.access(folder, os.W_OK):
+    if missing() is not None or not os.access(folder, os.W_OK):
         return replace(pulled, prepared=None)
     try:
         with store.locked(pulled.name, progress):

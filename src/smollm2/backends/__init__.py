@@ -14,6 +14,7 @@ from smollm2.batch import Batch
 from smollm2.cache import Cache
 from smollm2.config import Config
 from smollm2.errors import ContextLengthError, InputError, MissingDependencyError
+from smollm2.extension import missing
 from smollm2.weights import Weights
 
 BACKENDS = {"native": "smollm2.backends.native", "numpy": "smollm2.backends.numpy"}
@@ -21,8 +22,6 @@ BACKENDS = {"native": "smollm2.backends.native", "numpy": "smollm2.backends.nump
 
 MAX_ROWS = 2**24
 """Rows of a cache at most, so that its tables are no burden."""
-
-_EXTENSION = "smollm2._native"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +94,11 @@ class Backend(Protocol):
 
 def default_backend() -> str:
     """The name of the fastest backend that is here: native, or NumPy with a warning."""
-    fault = _missing_extension()
-    if fault is None:
+    why = missing()
+    if why is None:
         return "native"
     warnings.warn(
-        f"the native engine is not here ({fault}): NumPy computes instead, many times slower; "
+        f"the native engine is not here ({why}): NumPy computes instead, many times slower; "
         "install smollm2 again where a C++ compiler is",
         RuntimeWarning,
         stacklevel=2,
@@ -115,23 +114,14 @@ def get_backend(name: str) -> Backend:
     """
     if name not in BACKENDS:
         raise InputError(f"no backend named {name!r}: choose from {', '.join(BACKENDS)}")
-    if name == "native" and (fault := _missing_extension()):
+    if name == "native" and (why := missing()):
         raise MissingDependencyError(
-            f"backend='native' needs the extension of this package, which is not here ({fault}): "
+            f"backend='native' needs the extension of this package, which is not here ({why}): "
             "install smollm2 again where a C++ compiler is, or give backend='numpy'"
         )
     module: Any = import_module(BACKENDS[name])
     backend: Backend = module.backend
     return backend
-
-
-def _missing_extension() -> str | None:
-    """Why the extension cannot be imported, None where it can."""
-    try:
-        import_module(_EXTENSION)
-    except ImportError as error:
-        return str(error)
-    return None
 
 
 def checked_capacity(config: Config, rows: int, capacity: int | None) -> int:

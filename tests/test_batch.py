@@ -67,6 +67,14 @@ def test_without_a_cache_every_span_is_a_segment() -> None:
     assert batch.wanted.tolist() == [1, 4]
 
 
+def test_ids_may_be_an_array_of_any_integers() -> None:
+    spans = [Span(0, 3, np.array([5, 6])), Span(1, 0, np.array([7], dtype=np.uint16))]
+    batch = Batch.build(spans, page_table=TABLE, page_size=8)
+    assert batch.ids.tolist() == [5, 6, 7]
+    assert batch.slots.tolist() == [3, 4, 8]
+    assert batch.lengths.tolist() == [5, 1]
+
+
 TABLE = np.arange(2, dtype=np.int32)[:, None]
 
 

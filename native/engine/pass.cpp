@@ -16,14 +16,8 @@ int block_rows(const Activations& in, int rows) {
   return std::min(rows, std::max(16, kActivationBytes / bytes / 16 * 16));
 }
 
+// Tiles are taken in whole groups, which are also the pairs that the kernels like best.
 constexpr int kGroupTiles = kGroup / kTileRows;
-
-// Tiles that a worker takes at a time: some 32 times a product if all are equally fast, and whole
-// pairs, which the kernels like best.
-int taken_tiles(int all, Seat seat) {
-  constexpr int times = 32;
-  return std::max(1, all / (times * seat.count * kGroupTiles)) * kGroupTiles;
-}
 
 int parts_of(int n, int at_once) { return (n + at_once - 1) / at_once; }
 
@@ -137,8 +131,7 @@ void Pass::multiply(const Matrix& matrix, const Activations& in, int row, int ro
 
 // The tile at which a worker begins.
 int Pass::first_tile(const Worker& w, int all) const {
-  const int at_once = taken_tiles(all, w.seat);
-  return w.seat.share(parts_of(all, at_once)).first * at_once;
+  return w.seat.share(parts_of(all, kGroupTiles)).first * kGroupTiles;
 }
 const std::uint8_t* Pass::own_start(const Worker& w, const Matrix& matrix) const {
   return start_of(matrix, first_tile(w, tiles(matrix.rows)));
@@ -159,15 +152,20 @@ const std::uint8_t* Pass::start_of_layer(const Worker& w, int number) const {
   return nullptr;
 }
 
-// Takes blocks of rows and tiles until all are taken: f(row, rows, tiles, more), where `more` says
-// whether the tiles after these are likely to come next.
+// Takes blocks of rows and tiles until all are taken, at most so many at once: f(row, rows, tiles,
+// more), where `more` says whether the tiles after these are likely to come next.
 template <typename F>
 void Pass::share(const Worker& w, int rows, int rows_at_once, int tiles, int tiles_at_once, F f) {
-  const int parts = parts_of(tiles, tiles_at_once);
-  shares_.deal(w.seat, w.own.round++, parts_of(rows, rows_at_once) * parts, [&](int i, bool more) {
-    const int row = i / parts * rows_at_once, tile = i % parts * tiles_at_once;
-    const Range range{tile, std::min(tile + tiles_at_once, tiles)};
-    f(row, std::min(rows_at_once, rows - row), range, more && range.last < tiles);
+  const int parts = parts_of(tiles, kGroupTiles), most = parts_of(tiles_at_once, kGroupTiles);
+  const int all = parts_of(rows, rows_at_once) * parts;
+  shares_.deal(w.seat, w.own.round++, all, [&](Range run, bool more) {
+    for (int i = run.first; i < run.last;) {
+      const int row = i / parts * rows_at_once, part = i % parts;
+      const int end = std::min({part + most, part + run.last - i, parts});
+      const Range range{part * kGroupTiles, std::min(end * kGroupTiles, tiles)};
+      i += end - part;
+      f(row, std::min(rows_at_once, rows - row), range, (i < run.last || more) && end < parts);
+    }
   });
 }
 
@@ -177,31 +175,29 @@ void Pass::qkv(const Worker& w, const Layer& layer) {
   const std::array parts{&layer.query, &layer.key, &layer.value};
   int all = 0;
   for (const Matrix* part : parts) all += tiles(part->rows);
-  share(w, rows_, block_rows(in, rows_), all, taken_tiles(all, w.seat),
-        [&](int row, int rows, Range taken, bool more) {
-          int before = 0, col = 0;
-          for (const Matrix* part : parts) {
-            const int own = tiles(part->rows);
-            const Range range{std::clamp(taken.first - before, 0, own),
-                              std::clamp(taken.last - before, 0, own)};
-            const bool here = more && range.last < own;
-            const std::uint8_t* next =
-                here ? start_of(*part, range.last) : own_start(w, layer.output);
-            if (range.size() > 0) {
-              multiply(tiles_of(*part, range), in, row, rows,
-                       {qkv_row(row, col + range.first * kTileRows), qkv_size_}, next);
-            }
-            before += own;
-            col += part->rows;
-          }
-        });
+  share(w, rows_, block_rows(in, rows_), all, all, [&](int row, int rows, Range taken, bool more) {
+    int before = 0, col = 0;
+    for (const Matrix* part : parts) {
+      const int own = tiles(part->rows);
+      const Range range{std::clamp(taken.first - before, 0, own),
+                        std::clamp(taken.last - before, 0, own)};
+      const bool here = more && range.last < own;
+      const std::uint8_t* next = here ? start_of(*part, range.last) : own_start(w, layer.output);
+      if (range.size() > 0) {
+        multiply(tiles_of(*part, range), in, row, rows,
+                 {qkv_row(row, col + range.first * kTileRows), qkv_size_}, next);
+      }
+      before += own;
+      col += part->rows;
+    }
+  });
 }
 
 // x += matrix * in
 void Pass::add_product(const Worker& w, const Matrix& matrix, const Activations& in,
                        const std::uint8_t* next) {
-  share(w, rows_, block_rows(in, rows_), tiles(matrix.rows),
-        taken_tiles(tiles(matrix.rows), w.seat), [&](int row, int rows, Range range, bool more) {
+  share(w, rows_, block_rows(in, rows_), tiles(matrix.rows), tiles(matrix.rows),
+        [&](int row, int rows, Range range, bool more) {
           multiply(tiles_of(matrix, range), in, row, rows,
                    {x(row) + range.first * kTileRows, shape_.hidden, true},
                    more ? start_of(matrix, range.last) : next);
@@ -220,9 +216,8 @@ void Pass::down(const Worker& w, const Layer& layer, const std::uint8_t* next) {
 void Pass::gate_up(const Worker& w, const Layer& layer) {
   const Activations& in = normalise(w, layer.mlp_norm);
   const int rows_at_once = std::min(block_rows(in, rows_), kColumnFloats / kGroup);
-  const int fit = kColumnFloats / kTileRows / rows_at_once / kGroupTiles * kGroupTiles;
-  const int tiles_at_once = std::min(taken_tiles(tiles(layer.gate.rows), w.seat), fit);
-  share(w, rows_, rows_at_once, tiles(layer.gate.rows), tiles_at_once,
+  const int fit = kColumnFloats / kGroup / rows_at_once * kGroupTiles;
+  share(w, rows_, rows_at_once, tiles(layer.gate.rows), fit,
         [&](int row, int rows, Range range, bool more) {
           gate_part(w, layer, in, row, rows, range,
                     more ? start_of(layer.gate, range.last) : own_start(w, layer.down));
@@ -268,10 +263,10 @@ void Pass::head(const Worker& w) {
   // memory that no one fetched. One tile of space between rows, since rows whose distance is a
   // power of two compete for the same places of the cache.
   const Matrix& head = in_.model.head;
-  const int rows_at_once = std::min(block_rows(to, count), kColumnFloats / kTileRows / 2);
-  const int fit = kColumnFloats / kTileRows / rows_at_once - 1;
-  share(w, count, rows_at_once, tiles(head.rows),
-        std::min(taken_tiles(tiles(head.rows), w.seat), fit),
+  const int room = kColumnFloats / kTileRows;
+  const int rows_at_once = std::min(block_rows(to, count), room / (kGroupTiles + 1));
+  const int fit = (room / rows_at_once - 1) / kGroupTiles * kGroupTiles;
+  share(w, count, rows_at_once, tiles(head.rows), fit,
         [&](int row, int part_rows, Range range, bool more) {
           head_part(w, to, row, part_rows, range,
                     more ? start_of(head, range.last) : start_of_layer(w, 0));

@@ -24,8 +24,10 @@ class Shares {
     for (int i = 0; i < workers * kSets; ++i) taken_[i].count.store(0, std::memory_order_relaxed);
   }
 
-  // Calls f(i, more) for things i of n, until all of them have been taken by some worker. `more`
-  // says whether thing i + 1 is likely to be this worker's next one.
+  // Calls f(run, more) for runs of n things, until all of them have been taken by some worker: half
+  // of what an owner still has at a time. So runs are long, for memory is read fastest in order,
+  // and short in the end, when nobody should have much left that another waits for. `more` says
+  // whether what comes after a run is likely to be this worker's next one.
   template <typename F>
   void deal(Seat seat, int round, int n, F f) {
     taken(round + 2, seat.worker, seat.count).store(0, std::memory_order_relaxed);
@@ -33,11 +35,12 @@ class Shares {
       const Seat owner{(seat.worker + k) % seat.count, seat.count};
       const Range range = owner.share(n);
       std::atomic<int>& count = taken(round, owner.worker, seat.count);
-      // Looked at before it is taken from: a line that is only read is not fought over.
-      while (count.load(std::memory_order_relaxed) < range.size()) {
-        const int i = range.first + count.fetch_add(1, std::memory_order_relaxed);
-        if (i >= range.last) break;
-        f(i, i + 1 < range.last);
+      int before = count.load(std::memory_order_relaxed);
+      while (before < range.size()) {
+        const int after = before + (range.size() - before + 1) / 2;
+        if (!count.compare_exchange_weak(before, after, std::memory_order_relaxed)) continue;
+        f(Range{range.first + before, range.first + after}, after < range.size());
+        before = count.load(std::memory_order_relaxed);
       }
     }
   }

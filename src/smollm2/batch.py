@@ -79,34 +79,37 @@ class Batch:
         """
         if not spans or any(len(span.ids) == 0 for span in spans):
             raise InputError("a batch needs at least one token in each span")
-        counts = [len(span.ids) for span in spans]
-        ids = np.concatenate([np.asarray(span.ids, dtype=np.int32) for span in spans])
-        starts = np.repeat([span.start for span in spans], counts)
-        segments = np.repeat(np.arange(len(spans)), counts)
-        offsets = np.cumsum([0, *counts])
-        positions = starts + np.arange(len(ids)) - np.repeat(offsets[:-1], counts)
         if page_table is None or page_size is None:
-            page_size = max(1, int(positions.max()) + 1)
+            page_size = max(1, *(span.start + len(span.ids) for span in spans))
             page_table = np.arange(len(spans), dtype=np.int32)[:, None]
-            rows = segments
-        else:
-            _check_rows(spans, page_table, page_size)
-            rows = np.repeat([span.row for span in spans], counts)
-        lengths = np.zeros(len(page_table), dtype=np.int32)
-        np.maximum.at(lengths, rows, (positions + 1).astype(np.int32))
-        slots = page_table[rows, positions // page_size] * page_size + positions % page_size
-        wanted = np.concatenate(
-            [_wanted(span, int(offset)) for span, offset in zip(spans, offsets, strict=False)]
-        )
+            spans = [Span(row, s.start, s.ids, s.wanted) for row, s in enumerate(spans)]
+        _check_rows(spans, page_table, page_size)
+        # Lists: a step of decode has few tokens, and for these NumPy takes many times as long.
+        ids: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        segments: list[int] = []
+        wanted: list[int] = []
+        lengths = [0] * len(page_table)
+        for segment, span in enumerate(spans):
+            count = len(span.ids)
+            wanted.extend(_wanted(span, len(ids)))
+            ids.extend(span.ids)
+            positions.extend(range(span.start, span.start + count))
+            rows.extend([span.row] * count)
+            segments.extend([segment] * count)
+            lengths[span.row] = span.start + count
+        slots = slots_of(rows, positions, page_table, page_size)
+        of_tokens = np.array([ids, positions, rows, slots, segments], dtype=np.int32)
         return cls(
-            ids=ids,
-            positions=positions.astype(np.int32),
-            rows=rows.astype(np.int32),
-            slots=slots.astype(np.int32),
+            ids=of_tokens[0],
+            positions=of_tokens[1],
+            rows=of_tokens[2],
+            slots=of_tokens[3],
             page_table=page_table,
-            segments=segments.astype(np.int32),
-            lengths=lengths,
-            wanted=wanted.astype(np.int32),
+            segments=of_tokens[4],
+            lengths=np.array(lengths, dtype=np.int32),
+            wanted=np.array(wanted, dtype=np.int32),
             page_size=page_size,
         )
 
@@ -114,10 +117,20 @@ class Batch:
         return len(self.ids)
 
 
-def _wanted(span: Span, offset: int) -> NDArray[np.int64]:
+def slots_of(
+    rows: Sequence[int], positions: Sequence[int], page_table: Ints, page_size: int
+) -> list[int]:
+    """Slots of tokens in these rows and positions."""
+    return [
+        page_table.item(row, position // page_size) * page_size + position % page_size
+        for row, position in zip(rows, positions, strict=True)
+    ]
+
+
+def _wanted(span: Span, offset: int) -> range:
     end = offset + len(span.ids)
     first = {"all": offset, "last": end - 1, "none": end}[span.wanted]
-    return np.arange(first, end)
+    return range(first, end)
 
 
 def _check_rows(spans: Sequence[Span], page_table: Ints, page_size: int) -> None:

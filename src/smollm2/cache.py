@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from smollm2.batch import Batch, Ints
+from smollm2.batch import Batch, Ints, slots_of
 from smollm2.errors import CacheError
 
 
@@ -37,35 +37,40 @@ class Cache:
         a gap in it, or where the cache is closed; nothing has changed then.
         """
         self._check_open()
-        if batch.page_size != self.page_size or not np.array_equal(
-            batch.page_table, self.page_table
+        table = batch.page_table
+        if batch.page_size != self.page_size or not (
+            table is self.page_table or np.array_equal(table, self.page_table)
         ):
             raise CacheError(
-                f"the batch was built for {len(batch.page_table)} rows of pages of "
+                f"the batch was built for {len(table)} rows of pages of "
                 f"{batch.page_size} tokens, but the cache has {self.rows} rows of {self.page_size}"
             )
-        longest = int(batch.lengths.max())
+        lengths: list[int] = batch.lengths.tolist()
+        longest = max(lengths)
         if longest > self.capacity:
             raise CacheError(
                 f"a KV cache of {self.capacity} tokens a row is too small for {longest} tokens"
             )
-        pages, offsets = np.divmod(batch.positions, self.page_size)
-        slots = self.page_table[batch.rows, pages] * self.page_size + offsets
-        if not np.array_equal(slots, batch.slots):
+        rows, positions = batch.rows.tolist(), batch.positions.tolist()
+        if slots_of(rows, positions, table, self.page_size) != batch.slots.tolist():
             raise CacheError("the slots of the batch are not those of its rows and positions")
-        first = np.full(self.rows, self.capacity)
-        np.minimum.at(first, batch.rows, batch.positions)
-        for row in np.flatnonzero((batch.lengths > 0) & (first != self._lengths))[:1]:
-            raise CacheError(
-                f"row {row} holds {self._lengths[row]} tokens, but the batch continues it "
-                f"at position {first[row]}"
-            )
+        first: dict[int, int] = {}
+        for row, position in zip(rows, positions, strict=True):
+            first[row] = min(position, first.get(row, position))
+        for row, length in enumerate(lengths):
+            start = first.get(row, self.capacity)
+            if length > 0 and start != self._lengths[row]:
+                raise CacheError(
+                    f"row {row} holds {self._lengths[row]} tokens, but the batch continues it "
+                    f"at position {start}"
+                )
         return longest
 
     def advance(self, batch: Batch) -> None:
         """Count the batch's tokens as stored: called once a forward pass is through."""
-        for row in np.flatnonzero(batch.lengths):
-            self._lengths[row] = int(batch.lengths[row])
+        for row, length in enumerate(batch.lengths.tolist()):
+            if length > 0:
+                self._lengths[row] = length
 
     def truncate(self, row: int, length: int) -> None:
         """Forget the tokens of a row from ``length`` on; the storage stays."""

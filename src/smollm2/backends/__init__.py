@@ -141,16 +141,16 @@ def checked_capacity(config: Config, rows: int, capacity: int | None) -> int:
 
 def check_batch(config: Config, batch: Batch) -> None:
     """Raise ``InputError`` for ids, positions or wanted tokens that do not exist."""
+    ids, positions, wanted = batch.ids.tolist(), batch.positions.tolist(), batch.wanted.tolist()
     vocabulary = config.vocab_size
-    if batch.ids.min() < 0 or batch.ids.max() >= vocabulary:
-        wrong = next(int(i) for i in batch.ids if not 0 <= i < vocabulary)
+    if min(ids) < 0 or max(ids) >= vocabulary:
+        wrong = next(i for i in ids if not 0 <= i < vocabulary)
         raise InputError(f"token id {wrong} is not in a vocabulary of {vocabulary}")
     limit = config.max_position_embeddings
-    if batch.positions.max() >= limit:
-        raise ContextLengthError(int(batch.positions.max()) + 1, 0, limit)
-    if batch.positions.min() < 0:
-        raise InputError(f"a token cannot have position {batch.positions.min()}")
-    wanted, count = batch.wanted, len(batch)
-    if len(wanted) and not 0 <= wanted.min() <= wanted.max() < count:
-        wrong = next(int(i) for i in wanted if not 0 <= i < count)
-        raise InputError(f"token {wrong} is wanted of a batch of {count} tokens")
+    if max(positions) >= limit:
+        raise ContextLengthError(max(positions) + 1, 0, limit)
+    if min(positions) < 0:
+        raise InputError(f"a token cannot have position {min(positions)}")
+    if wanted and not 0 <= min(wanted) <= max(wanted) < len(ids):
+        wrong = next(i for i in wanted if not 0 <= i < len(ids))
+        raise InputError(f"token {wrong} is wanted of a batch of {len(ids)} tokens")

@@ -123,7 +123,7 @@ class NativeModel:
         else:
             cache.check(batch)
             runs, pages, storage = _runs(batch.rows, batch.positions), cache.pages, cache.storage
-        cosines, sines = self._angles(int(batch.positions.max()) + 1)
+        cosines, sines = self._angles(max(batch.positions.tolist()) + 1)
         logits = engine.forward(
             storage, batch.ids, batch.positions, cosines, sines, runs, pages, batch.wanted
         )
@@ -166,15 +166,15 @@ def _runs(owners: Ints, positions: Ints) -> Ints:
 
     Raises ``InputError`` where the tokens of an owner do not lie side by side in order.
     """
-    if len(owners) == 1:
-        return np.array([[1, positions[0], owners[0]]], dtype=np.int32)
-    firsts = np.flatnonzero(np.diff(owners, prepend=owners[0] - 1))
-    counts = np.diff(firsts, append=len(owners))
-    expected = np.repeat(positions[firsts] - firsts, counts) + np.arange(len(owners))
-    distinct = len(set(owners[firsts].tolist())) == len(firsts)
-    if not distinct or not np.array_equal(expected, positions):
+    runs: list[list[int]] = []
+    for owner, position in zip(owners.tolist(), positions.tolist(), strict=True):
+        if runs and owner == runs[-1][2] and position == runs[-1][0] + runs[-1][1]:
+            runs[-1][0] += 1
+        else:
+            runs.append([1, position, owner])
+    if len({owner for _, _, owner in runs}) < len(runs):
         raise InputError("the tokens of a sequence must lie side by side in a batch, in order")
-    return np.stack([counts, positions[firsts], owners[firsts]], axis=1).astype(np.int32)
+    return np.array(runs, dtype=np.int32)
 
 
 def _runs_of_segments(batch: Batch) -> tuple[Ints, Ints]:

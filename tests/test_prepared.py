@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,11 @@ from smollm2.cli import bench, main
 from smollm2.errors import DownloadError, FormatError, InputError, ModelNotFoundError
 from smollm2.export import smol as export_module
 from smollm2.formats.smol import open_smol
+from smollm2.kinds import default_quant
 from smollm2.prepared import FILE, RECIPE, open_model, pull, verify
 from smollm2.quantize import as_float32, pack_weight
 from smollm2.registry import ModelSource, PulledModel, list_models, models as models_module
-from smollm2.smoothing import easier_to_round
+from smollm2.smoothing import calibration_text, easier_to_round, smoothed
 from tests.cli_session import write_model
 from tests.fakehub import COMMIT, NEEDED, REPO, FakeHub, RecordedProgress, fake_hub
 from tests.fakes import write_byte_tokenizer
@@ -224,6 +226,38 @@ def test_what_was_made_otherwise_is_made_again_once(
     assert (models / NAME / FILE).stat().st_mtime_ns > before
     assert is_of(open_model(NAME), source)
     assert all(check.ok for check in verify(NAME))
+
+
+def test_the_recipe_stands_for_these_bytes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where this fails, prepared files change: give RECIPE the next number, and note the values.
+
+    Smoothing is left out of the bytes, since its last digits depend on the machine's BLAS.
+    """
+    config = tiny_config()
+    ids = [int(i) for i in np.random.default_rng(0).integers(0, config.vocab_size, 5000)]
+    down = smoothed(config, random_weights(config), ids).blocks[0].mlp.down
+    monkeypatch.setattr(export_module, "easier_to_round", lambda checkpoint, *_: checkpoint.weights)
+    path = tmp_path / "x.smol"
+    sums = {}
+    for quant in export_module.QUANTS:
+        export_module.export_smol(load_checkpoint(source), path, quant=quant, force=True)
+        first = min(entry.offset for entry in open_smol(path).entries.values())
+        sums[quant] = f"{zlib.crc32(path.read_bytes()[first:]):08x}"
+    assert RECIPE == 1
+    assert sums == {
+        "f32": "1a9025bd",
+        "bf16": "310cd4a3",
+        "q16": "a14b60f2",
+        "q8": "d3ee2b63",
+        "q4": "8c71b49a",
+        "q4m": "a378c38d",
+    }
+    assert default_quant([np.zeros((2, 2), np.float32)]) == "q8"
+    assert f"{zlib.crc32(calibration_text().encode()):08x}" == "5a0080ba"
+    np.testing.assert_allclose(down.columns[:3], [1.3773017, 1.5921905, 1.04169], rtol=1e-4)
+    np.testing.assert_allclose(down.importance[:3], [1.3961238, 2.3592398, 0.7176339], rtol=1e-3)
 
 
 def test_what_was_made_otherwise_is_not_used(

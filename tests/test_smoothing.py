@@ -16,6 +16,7 @@ from smollm2.backends import get_backend
 from smollm2.batch import Batch, Span
 from smollm2.checkpoint import Checkpoint, load_checkpoint
 from smollm2.config import Config
+from smollm2.errors import InputError
 from smollm2.packing import pack
 from smollm2.quantize import (
     Quantized,
@@ -26,7 +27,17 @@ from smollm2.quantize import (
     kind_without_loss,
     pack_weight,
 )
-from smollm2.smoothing import SMOOTHED, TOKENS, calibration_text, easier_to_round, smoothed
+from smollm2.smoothing import (
+    _SEGMENT,
+    SMOOTHED,
+    TOKENS,
+    _ids_without_text,
+    _segments,
+    calibration_text,
+    easier_to_round,
+    smoothed,
+)
+from smollm2.state import LoadReport
 from smollm2.weights import Weights
 from tests.tiny import random_weights, tiny_config
 
@@ -104,6 +115,44 @@ def test_weights_of_any_kind_are_smoothed_without_being_held_dense(source: str) 
     assert np.abs(got - expected).max() < 2e-3 * np.abs(expected).max()
 
 
+# ---- what factors are made of
+
+
+def test_factors_are_those_of_the_formula() -> None:
+    """In float64, for the first product of all, of every token and none left out."""
+    config = tiny_config()
+    weights = with_outliers(config, 5)
+    attention, gain = weights.blocks[0].attention, weights.blocks[0].input_norm
+    ids = [i for segment in _segments(IDS, config.max_position_embeddings) for i in segment]
+    x = weights.token_embedding[ids].astype(np.float64)
+    x = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + config.rms_norm_eps) * gain
+    matrices = np.concatenate([attention.query, attention.key, attention.value]).astype(np.float64)
+    factors = np.sqrt(np.sqrt((x**2).mean(axis=0) / (matrices**2).mean(axis=0)))
+    factors /= np.exp(np.log(factors).mean())
+    importance = (x**2).mean(axis=0) / factors**2
+    importance = np.maximum(importance / importance.mean(), 1e-3)
+    after = smoothed(config, weights, IDS).blocks[0]
+    for matrix in (after.attention.query, after.attention.key, after.attention.value):
+        np.testing.assert_allclose(matrix.columns, factors, rtol=1e-4)
+        np.testing.assert_allclose(matrix.importance, importance, rtol=1e-3)
+    np.testing.assert_allclose(after.input_norm, gain / factors, rtol=1e-4)
+
+
+@given(length=st.integers(1, 5000), context=st.integers(1, 200))
+def test_segments_are_from_all_over_the_text(length: int, context: int) -> None:
+    segments = _segments(range(length), context)
+    sizes = {len(segment) for segment in segments}
+    assert sizes == {min(_SEGMENT, context, length)}
+    assert sum(map(len, segments)) <= TOKENS
+    starts = [segment[0] for segment in segments]
+    assert starts[0] == 0
+    if len(segments) > 1:
+        assert segments[-1][-1] == length - 1
+        assert np.ptp(np.diff(starts)) <= 1
+    if length <= TOKENS - _SEGMENT and context >= _SEGMENT:
+        assert {i for segment in segments for i in segment} == set(range(length))
+
+
 # ---- rounding
 
 
@@ -178,11 +227,54 @@ def real(real_gguf: Path) -> Checkpoint:
 
 
 @pytest.mark.weights
-def test_other_kinds_and_models_without_a_tokenizer_stay_as_they_are(real: Checkpoint) -> None:
+def test_other_kinds_stay_as_they_are(real: Checkpoint) -> None:
     for quant in (None, "f32", "bf16", "q16"):
         assert easier_to_round(real, quant) is real.weights
-    bare = checkpoint_of(real, tokenizer=None)
-    assert easier_to_round(bare, "q8") is real.weights
+
+
+def bare(config: Config, weights: Weights[Any]) -> Checkpoint:
+    """A checkpoint without a tokenizer."""
+    return Checkpoint(
+        path=Path("bare"),
+        config=config,
+        weights=weights,
+        tokenizer=None,
+        template=None,
+        generation_config={},
+        report=LoadReport(),
+    )
+
+
+def test_without_a_tokenizer_ids_from_the_whole_vocabulary_do() -> None:
+    """The mean error over several models; none is left as it is."""
+    config = tiny_config()
+    plain, better = [], []
+    for seed in range(6):
+        weights = with_outliers(config, seed)
+        expected = logits(config, weights)
+        after = easier_to_round(bare(config, weights), "q8")
+        plain.append(np.abs(logits(config, weights, quant="q8") - expected).mean())
+        better.append(np.abs(logits(config, after, quant="q8") - expected).mean())
+    assert np.mean(better) < 0.85 * np.mean(plain)
+
+
+@given(vocab_size=st.integers(1, 100_000))
+def test_ids_without_a_text_are_spread_over_the_vocabulary(vocab_size: int) -> None:
+    ids = _ids_without_text(vocab_size)
+    assert len(ids) == TOKENS
+    assert all(0 <= i < vocab_size for i in ids)
+    if vocab_size >= 1000:
+        tenths = np.histogram(ids, bins=10, range=(0, vocab_size))[0]
+        assert min(tenths) > 0.9 * TOKENS / 10
+
+
+def test_a_text_needs_a_tokenizer_and_a_token() -> None:
+    config = tiny_config()
+    weights = random_weights(config)
+    with pytest.raises(InputError, match="bare has no tokenizer to read a calibration text with"):
+        easier_to_round(bare(config, weights), "q8", "Some text")
+    with pytest.raises(InputError, match="at least one token"):
+        smoothed(config, weights, [])
 
 
 @pytest.mark.weights

@@ -30,7 +30,7 @@ RECIPE = 1
 """A number for how files are prepared: smoothing, its text, kinds, rounding, layout, sections.
 
 Whoever changes any of them so that other bytes come out gives it the next number, and what was
-prepared before is made again. A test holds the bytes that belong to the number.
+prepared before is made again. A test holds what belongs to the number.
 """
 
 

@@ -2,12 +2,12 @@
 
 An input channel of a product is divided by s, and its column of the weights multiplied by s:
 
-    s = sqrt(rms of the channel / greatest magnitude in its column)
+    s = sqrt(rms of the channel / rms of its column)
 
 so that both have about the same range. The division is folded into what writes the channel (the
 norm's gain, the rows of up, the rows of the values), so that the model computes the same and costs
-the same. Source: Xiao et al. 2023 (SmoothQuant), with the root mean square for the maximum. What
-the mean square of a channel is then says how much an error in its column counts.
+the same. Source: Xiao et al. 2023 (SmoothQuant), with root mean squares for maximums. What the mean
+square of a channel is then says how much an error in its column counts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from smollm2.backends.numpy import NumpyOps, Plan
 from smollm2.batch import Batch, Span
 from smollm2.checkpoint import Checkpoint
 from smollm2.config import Config
+from smollm2.errors import InputError
 from smollm2.model import hidden
 from smollm2.packing import WITHOUT_LOSS, Packed
 from smollm2.quantize import Quantized, Scaled, Weight, as_float32
@@ -33,10 +34,10 @@ Floats = NDArray[np.float32]
 SMOOTHED = ("q8", "q4", "q4m")
 """Kinds whose activations are rounded as well, so that smoothing pays."""
 
-TOKENS = 1024
-"""Tokens of a calibration text that are read."""
+TOKENS = 2048
+"""Tokens of a calibration text that are read, in segments from all over it."""
 
-_SEGMENT = 256
+_SEGMENT = 64
 _LEAST = 1e-6  # of the greatest channel, so that a silent one asks for no endless factor
 _LEAST_COUNT = 1e-3  # of the mean, so that errors in a channel that was silent count too
 
@@ -51,15 +52,28 @@ def easier_to_round(
 ) -> Weights[Weight]:
     """Smooth a checkpoint's weights where they are to be rounded to 8 or 4 bit.
 
-    ``text`` is what to calibrate with, by default ``calibration_text()``. Weights come back as
-    they are for other kinds, where they are packed already or one of a block is held by the kind
-    without loss, and without a tokenizer.
+    ``text`` is what to calibrate with, by default ``calibration_text()`` or, without a tokenizer,
+    ids from all over the vocabulary. Weights come back as they are for other kinds, and where they
+    are packed already or one of a block is held by the kind without loss.
+
+    Raises ``InputError`` for a text that is empty, or that there is no tokenizer for.
     """
     weights, tokenizer = checkpoint.weights, checkpoint.tokenizer
-    if quant not in SMOOTHED or tokenizer is None or _is_kept(weights, quant):
+    if quant not in SMOOTHED or _is_kept(weights, quant):
         return weights
-    ids = tokenizer.encode(calibration_text() if text is None else text, allow_special=True)
+    if tokenizer is not None:
+        ids = tokenizer.encode(calibration_text() if text is None else text, allow_special=True)
+    elif text is None:
+        ids = _ids_without_text(checkpoint.config.vocab_size)
+    else:
+        raise InputError(f"{checkpoint.path} has no tokenizer to read a calibration text with")
     return smoothed(checkpoint.config, weights, ids)
+
+
+def _ids_without_text(vocab_size: int) -> list[int]:
+    """Ids that are spread over a vocabulary, in an order without a pattern that shows."""
+    golden_ratio = (np.sqrt(5) - 1) / 2
+    return [int(part * vocab_size) for part in np.arange(TOKENS) * golden_ratio % 1]
 
 
 def _is_kept(weights: Weights[Weight], quant: str) -> bool:
@@ -79,9 +93,11 @@ def smoothed(config: Config, weights: Weights[Weight], ids: Sequence[int]) -> We
     """The same model with weights that round better; ``ids`` is a text like those it will read.
 
     Nothing dense is held: factors are applied when a weight is read. Where activations are not
-    finite, or all zero, weights stay as they are.
+    finite, or all zero, weights stay as they are. Raises ``InputError`` where there are no ids.
     """
-    squares = _mean_squares(config, weights, ids[:TOKENS])
+    if not ids:
+        raise InputError("a calibration text needs at least one token")
+    squares = _squares(config, weights, _segments(ids, config.max_position_embeddings))
     blocks = tuple(_smoothed(config, block, squares) for block in weights.blocks)
     return Weights(weights.token_embedding, blocks, weights.final_norm, weights.head)
 
@@ -107,13 +123,20 @@ class _Recorder(NumpyOps):
         return super().linear(x, as_float32(weight))
 
 
-def _mean_squares(
-    config: Config, weights: Weights[Weight], ids: Sequence[int]
+def _segments(ids: Sequence[int], context: int) -> list[Sequence[int]]:
+    """``TOKENS`` ids, or fewer of a shorter text, in segments at even distances."""
+    size = min(_SEGMENT, context, len(ids))
+    count = min(TOKENS // size, -(-len(ids) // size))
+    starts = np.linspace(0, len(ids) - size, count).astype(int)
+    return [ids[start : start + size] for start in starts.tolist()]
+
+
+def _squares(
+    config: Config, weights: Weights[Weight], segments: Sequence[Sequence[int]]
 ) -> dict[int, NDArray[np.float64]]:
     """Sums of squares of each matrix's input channels, by the identity of the matrix."""
     ops = _Recorder(config)
-    size = min(_SEGMENT, config.max_position_embeddings)
-    spans = [Span(0, 0, ids[start : start + size], "none") for start in range(0, len(ids), size)]
+    spans = [Span(0, 0, segment, "none") for segment in segments]
     with np.errstate(all="ignore"):
         hidden(weights, ops, ops.plan(Batch.build(spans), None))
     return ops.squares
@@ -184,8 +207,9 @@ def _factors(
     """What to multiply each column of ``weights`` with, whose input is that of ``read``."""
     channel = np.sqrt(squares.get(id(read), np.zeros(read.shape[1])))
     column = np.zeros(read.shape[1])
-    for weight in weights:
-        np.maximum(column, np.abs(as_float32(weight)).max(axis=0), out=column)
+    for weight in map(as_float32, weights):
+        column += np.einsum("rc,rc->c", weight, weight, dtype=np.float64)
+    np.sqrt(column, out=column)
     for part in (channel, column):
         if not (np.isfinite(part).all() and part.any()):
             return np.ones(len(part), dtype=np.float32)

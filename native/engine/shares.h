@@ -24,10 +24,10 @@ class Shares {
     for (int i = 0; i < workers * kSets; ++i) taken_[i].count.store(0, std::memory_order_relaxed);
   }
 
-  // Calls f(run, more) for runs of n things, until all of them have been taken by some worker: half
-  // of what an owner still has at a time. So runs are long, for memory is read fastest in order,
-  // and short in the end, when nobody should have much left that another waits for. `more` says
-  // whether what comes after a run is likely to be this worker's next one.
+  // Calls f(run, more) for runs of n things, until all of them have been taken by some worker: two
+  // thirds of what an owner still has at a time. So runs are long, for memory is read fastest in
+  // order, and short in the end, when nobody should have much left that another waits for. `more`
+  // says whether what comes after a run is likely to be this worker's next one.
   template <typename F>
   void deal(Seat seat, int round, int n, F f) {
     taken(round + 2, seat.worker, seat.count).store(0, std::memory_order_relaxed);
@@ -37,7 +37,7 @@ class Shares {
       std::atomic<int>& count = taken(round, owner.worker, seat.count);
       int before = count.load(std::memory_order_relaxed);
       while (before < range.size()) {
-        const int after = before + (range.size() - before + 1) / 2;
+        const int after = before + (2 * (range.size() - before) + 2) / 3;
         if (!count.compare_exchange_weak(before, after, std::memory_order_relaxed)) continue;
         f(Range{range.first + before, range.first + after}, after < range.size());
         before = count.load(std::memory_order_relaxed);

@@ -21,8 +21,8 @@ using Nanoseconds = std::int64_t;
 // 100 to 200.
 constexpr Nanoseconds kLongestSpin = 50'000;
 constexpr Nanoseconds kLongestPause = 300'000;
-// After waits that were in vain a worker spins less, down to this.
-constexpr Nanoseconds kShortestSpin = 1'000;
+// With fewer cores than workers, whoever spins keeps another from working.
+constexpr Nanoseconds kCrowdedSpin = 1'000;
 
 Nanoseconds now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -36,26 +36,14 @@ struct alignas(128) Alone {
   T value{};
 };
 
-// How long a worker spins before it sleeps: shorter after waits that no spin would have outlasted,
-// longer after short ones.
-struct Patience {
-  Nanoseconds longest;
-  Nanoseconds spin = longest;
-
-  // Returns once the gate's count is no longer `old`.
-  void wait(Gate& gate, std::uint32_t old) {
-    if (gate.count() != old) return;
-    const Nanoseconds start = now();
-    Nanoseconds at;
-    do {
-      for (int i = 0; i < 16 && gate.count() == old; ++i) relax();
-      at = now();
-    } while (gate.count() == old && at < start + spin);
-    while (gate.count() == old) gate.sleep(old);
-    const bool brief = now() - start < longest;
-    spin = brief ? std::min(longest, spin + spin / 4) : kShortestSpin;
-  }
-};
+// Returns once the gate's count is no longer `old`: spins for a time, and then sleeps.
+void wait(Gate& gate, std::uint32_t old, Nanoseconds spin) {
+  const Nanoseconds end = now() + spin;
+  do {
+    for (int i = 0; i < 16 && gate.count() == old; ++i) relax();
+  } while (gate.count() == old && now() < end);
+  while (gate.count() == old) gate.sleep(old);
+}
 
 // Thrown out of barrier() where another worker has failed.
 struct Abandoned {};
@@ -70,22 +58,18 @@ struct Threads::Team {
   Alone<std::atomic<bool>> failed;
   const std::function<void(int)>* work = nullptr;
   bool stopping = false;
-  std::mutex mutex;  // guards error
+  bool crowded = false;  // more workers than cores
+  std::mutex mutex;      // guards error
   std::exception_ptr error;
-  std::vector<Alone<Patience>> patience;       // at barriers
-  std::vector<Alone<Patience>> between;        // between runs, where waits may well be long
   std::vector<Alone<std::atomic<int>>> cores;  // where each worker was last seen
   std::vector<std::thread> threads;
 
   // Waits until the gate's count is no longer `old`; asleep if another worker is on the same core,
   // which it can do nothing on meanwhile.
   void wait(int worker, Gate& gate, std::uint32_t old) {
-    if (gate.count() != old) return;
-    if (shares_core(worker)) {
-      while (gate.count() == old) gate.sleep(old);
-    } else {
-      auto& own = &gate == &epoch.value ? patience : between;
-      own[static_cast<std::size_t>(worker)].value.wait(gate, old);
+    if (gate.count() == old) {
+      const Nanoseconds longest = &gate == &epoch.value ? kLongestSpin : kLongestPause;
+      smollm2::wait(gate, old, crowded ? kCrowdedSpin : shares_core(worker) ? 0 : longest);
     }
   }
 
@@ -135,7 +119,7 @@ struct Threads::Team {
 
   // Returns once all but worker 0 are through.
   void finish() {
-    const auto others = static_cast<std::uint32_t>(patience.size() - 1);
+    const auto others = static_cast<std::uint32_t>(cores.size() - 1);
     while (true) {
       const std::uint32_t seen = finished.value.count();
       if (seen == others) return;
@@ -149,14 +133,7 @@ Threads::Threads(int count) : count_(std::max(count, 1)), owner_(process_id()) {
 void Threads::start() {
   if (count_ == 1) return;
   team_ = std::make_unique<Team>();
-  // With fewer cores than workers, whoever spins keeps another from working.
-  const bool crowded = count_ > available_cores();
-  const auto patience = [&](Nanoseconds longest) {
-    return std::vector<Alone<Patience>>(static_cast<std::size_t>(count_),
-                                        {{crowded ? kShortestSpin : longest}});
-  };
-  team_->patience = patience(kLongestSpin);
-  team_->between = patience(kLongestPause);
+  team_->crowded = count_ > available_cores();
   team_->cores = std::vector<Alone<std::atomic<int>>>(static_cast<std::size_t>(count_));
   try {
     for (int worker = 1; worker < count_; ++worker) {

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from numpy.typing import NDArray
 
 import smollm2
 from smollm2.checkpoint import load_checkpoint
 from smollm2.errors import ConfigError, FormatError, SmolLM2Error
-from smollm2.formats.dart import hashes_of, hashes_of_bf16, open_dart
+from smollm2.formats import dart
+from smollm2.formats.dart import hashes_of, hashes_reference, open_dart
 from smollm2.quantize import as_float32
 from smollm2.weights import Weights
 from tests.dartfile import (
@@ -31,6 +35,8 @@ from tests.fakes import SPECIALS, byte_alphabet
 from tests.tiny import Arrays, random_weights, tiny_config
 from tests.vocabulary import golden_declaration, golden_tokenizer
 
+Hasher = Callable[[NDArray[Any]], tuple[int, int]]
+
 CONFIG = tiny_config(vocab_size=260, num_hidden_layers=1, hidden_size=32, head_dim=8)
 TOKENS = (*SPECIALS, *byte_alphabet(), "th")
 BYTES = Vocabulary(TOKENS, [("t", "h")], [(token, i) for i, token in enumerate(SPECIALS)])
@@ -47,6 +53,11 @@ def written(path: Path, quant: str = "q8", **options: object) -> Path:
     return write_dart(path, CONFIG, weights_of(), quant, BYTES, layout=layout, version=version)
 
 
+HASHERS = (hashes_of, hashes_reference)
+"""In the extension, where it is there, and in Python."""
+
+
+@pytest.mark.parametrize("hashes", HASHERS)
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -57,26 +68,53 @@ def written(path: Path, quant: str = "q8", **options: object) -> Path:
         ([-32767, 32767, 12], (0xEDE73ADF, 0x6FABD1F9)),
     ],
 )
-def test_hash_vectors(values: list[int], expected: tuple[int, int]) -> None:
+def test_hash_vectors(hashes: Hasher, values: list[int], expected: tuple[int, int]) -> None:
     """cases: feature 4"""
-    assert hashes_of(np.array(values, dtype=np.int16)) == expected
+    assert hashes(np.array(values, dtype=np.int16)) == expected
     assert hashed(values) == expected
     if all(abs(value) < 128 for value in values):
-        assert hashes_of(np.array(values, dtype=np.int8)) == expected
+        assert hashes(np.array(values, dtype=np.int8)) == expected
 
 
-def test_hash_vector_of_bf16() -> None:
+@pytest.mark.parametrize("hashes", HASHERS)
+def test_hash_vector_of_bf16(hashes: Hasher) -> None:
     """cases: feature 6"""
     values = np.array([0x3F80, 0xBF80, 0x0000], dtype=np.uint16)
-    assert hashes_of_bf16(values) == (0x391DE7B7, 0x85593483)
+    assert hashes(values) == (0x391DE7B7, 0x85593483)
 
 
+@pytest.mark.parametrize("hashes", HASHERS)
 @settings(deadline=None)
-@given(values=st.lists(st.integers(-32767, 32767), max_size=50))
-def test_hashes_of_any_values(values: list[int]) -> None:
-    assert hashes_of(np.array(values, dtype=np.int16)) == hashed(values)
-    bits = [value % 2**16 for value in values]
-    assert hashes_of_bf16(np.array(bits, dtype=np.uint16)) == hashed_bf16(bits)
+@given(values=st.lists(st.integers(-(2**15), 2**15 - 1), max_size=50))
+def test_hashes_of_any_values(hashes: Hasher, values: list[int]) -> None:
+    wide = np.array(values, dtype=np.int16)
+    assert hashes(wide) == hashed(values)
+    assert hashes(wide[::-1]) == hashed(values[::-1])  # not contiguous
+    narrow = wide.astype(np.int8)
+    assert hashes(narrow) == hashed(narrow.tolist())
+    bits = wide.view(np.uint16)
+    assert hashes(bits) == hashed_bf16(bits.tolist())
+
+
+def test_it_reads_without_the_extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for quant in QUANT_IDS:
+        path = written(tmp_path / quant, quant)
+        with monkeypatch.context() as patch:
+            patch.setattr(dart, "compiled", lambda _: None)
+            slow = dict(load_checkpoint(path).weights.items())
+        for name, values in load_checkpoint(path).weights.items():
+            assert np.array_equal(as_float32(values), as_float32(slow[name]))
+
+
+@pytest.mark.skipif(dart.compiled("dart_hashes") is None, reason="the extension is not installed")
+def test_the_extension_refuses_what_is_no_tensor() -> None:
+    from smollm2 import _native
+
+    for kind, size in ("q8x", 4), ("f32", 4), ("q16", 3), ("bf16", 1):
+        with pytest.raises(ValueError, match=f"cannot hash {size} bytes as '{kind}'"):
+            _native.dart_hashes(np.zeros(size, dtype=np.uint8), kind)
+    with pytest.raises(ValueError, match="values must be a C-contiguous uint8 array"):
+        _native.dart_hashes(np.zeros(4, dtype=np.int8), "q8")
 
 
 @pytest.mark.parametrize("quant", QUANT_IDS)

@@ -125,7 +125,7 @@ def test_rows_go_where_the_order_says(shape: tuple[int, int], seed: int, kind: s
     assert np.array_equal(got, np.where(order[:, None] < 0, 0, whole[order]))
 
 
-@pytest.mark.skipif(packing._extension("pack") is None, reason="the extension cannot pack")
+@pytest.mark.skipif(packing.compiled("pack") is None, reason="the extension cannot pack")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1e-6, 1e-2, 1.0, 1e4, 1e12])
 def test_the_extension_gives_the_same_bits(kind: str, size: float) -> None:
@@ -240,7 +240,7 @@ def test_the_kind_that_loses_nothing() -> None:
 def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     values = random((20, 70))
     expected = pack(values, "q4m")
-    monkeypatch.setattr(packing, "_extension", lambda _: None)
+    monkeypatch.setattr(packing, "compiled", lambda _: None)
     weight = pack_weight(values, "q4m")
     assert np.array_equal(weight.data.reshape(-1), expected)
     assert np.array_equal(weight.dequantize(), unpack_reference(expected, "q4m", 20, 70))

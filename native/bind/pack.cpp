@@ -1,14 +1,17 @@
 #include "pack/pack.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <climits>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
+#include "pack/dart.h"
 
 namespace nb = nanobind;
 
@@ -99,6 +102,18 @@ Out<float> unpack_array(const AnyIn& packed, const std::string& kind, int rows, 
   return Out<float>(out, {static_cast<std::size_t>(rows), width}, owner);
 }
 
+std::pair<std::uint32_t, std::uint32_t> hash_array(const AnyIn& array, const std::string& kind) {
+  const auto values = checked<const std::uint8_t, 1>(array, "values");
+  const std::optional<std::size_t> bytes = dart_value_bytes(kind);
+  if (!bytes || values.size() % *bytes != 0) {
+    throw std::invalid_argument("cannot hash " + std::to_string(values.size()) + " bytes as '" +
+                                kind + "': the Dart package has q8, q16 and bf16");
+  }
+  const nb::gil_scoped_release release;
+  const DartHashes hashes = dart_hashes(kind, values.data(), values.size() / *bytes);
+  return {hashes.first, hashes.second};
+}
+
 }  // namespace
 
 void bind_pack(nb::module_& m) {
@@ -128,6 +143,8 @@ void bind_pack(nb::module_& m) {
       nb::arg("kind"), nb::arg("rows"), nb::arg("cols"), "Bytes of a packed matrix.");
   m.def("unpack", &unpack_array, nb::arg("packed"), nb::arg("kind"), nb::arg("rows"),
         nb::arg("cols"), "A packed matrix as float32 [rows, cols].");
+  m.def("dart_hashes", &hash_array, nb::arg("values"), nb::arg("kind"),
+        "The two hashes that the Dart package stores of the bytes of q8, q16 or bf16 values.");
 }
 
 }  // namespace smollm2

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "pack/dart.h"
 #include "pack/half.h"
 #include "tests/check.h"
 
@@ -131,6 +132,30 @@ void any_floats_can_be_rounded() {
   expect(refused > 50 && taken > 50, "both are tried");
 }
 
+// Vectors of the format's description, as bytes.
+void hashes_are_those_of_the_dart_package() {
+  struct Vector {
+    const char* kind;
+    std::vector<std::uint8_t> bytes;
+    std::uint32_t first, second;
+  };
+  const std::vector<Vector> vectors{
+      {"q8", {}, 0x811c9dc5, 0x1f2be47c},
+      {"q8", {0}, 0x050c5d1f, 0xf1f4c930},
+      {"q8", {1, 254, 3}, 0xa730c52f, 0xfffee672},
+      {"q8", {127, 129, 0, 5}, 0x41730846, 0xe559f889},
+      {"q16", {0x01, 0x80, 0xff, 0x7f, 12, 0}, 0xede73adf, 0x6fabd1f9},
+      {"bf16", {0x80, 0x3f, 0x80, 0xbf, 0, 0}, 0x391de7b7, 0x85593483},
+  };
+  for (const Vector& vector : vectors) {
+    const std::size_t each = dart_value_bytes(vector.kind).value();
+    const DartHashes got =
+        dart_hashes(vector.kind, vector.bytes.data(), vector.bytes.size() / each);
+    expect(got.first == vector.first && got.second == vector.second, vector.kind);
+  }
+  expect(!dart_value_bytes("f32"), "f32 has no hashes");
+}
+
 }  // namespace
 
 Weights random_weights(Random& random, Kind kind, int rows, int cols) {
@@ -145,6 +170,7 @@ Tests pack_tests() {
       {"pack: what is held without loss comes back", what_is_held_without_loss_comes_back},
       {"pack: any number of threads packs alike", any_number_of_threads_packs_alike},
       {"pack: any floats can be rounded", any_floats_can_be_rounded},
+      {"pack: hashes are those of the Dart package", hashes_are_those_of_the_dart_package},
   };
 }
 

@@ -6,9 +6,8 @@ extension's ``pack`` and ``unpack``, has their signatures, and stands in where i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smollm2.errors import InputError
+from smollm2.extension import compiled
 from smollm2.formats.gguf import GROUPS as GGUF_GROUPS
 from smollm2.formats.smol import BLOCK, BLOCK_BYTES, TILE_ROWS, packed_bytes, tile_bytes
 from smollm2.formats.tensorfile import DENSE_DTYPES
@@ -100,7 +100,7 @@ def pack(
     Raises ``InputError`` where kinds and shapes do not fit, and for NaN or infinity in weights
     that are to be quantized.
     """
-    native = _extension("pack")
+    native = compiled("pack")
     if native is None:
         return pack_reference(data, row_kind, cols, kind, row_order)
     try:
@@ -112,7 +112,7 @@ def pack(
 
 def unpack(packed: Bytes, kind: str, rows: int, cols: int) -> Floats:
     """Return a packed matrix as float32 [rows, cols]."""
-    native = _extension("unpack")
+    native = compiled("unpack")
     if native is None:
         return unpack_reference(packed, kind, rows, cols)
     values: Floats = native(packed, kind, rows, cols)
@@ -166,17 +166,7 @@ def row_bytes(values: NDArray[Any]) -> Bytes:
 
 def has_extension() -> bool:
     """Whether the extension is installed, which packed matrices are made for."""
-    return _extension("pack") is not None
-
-
-def _extension(name: str) -> Callable[..., Any] | None:
-    """A function of the extension, None where that is not installed."""
-    try:
-        native = import_module("smollm2._native")
-    except ImportError:
-        return None
-    function: Callable[..., Any] | None = getattr(native, name, None)
-    return function
+    return compiled("pack") is not None
 
 
 def _check_rows(data: Bytes, row_kind: str, cols: int, kind: str) -> None:

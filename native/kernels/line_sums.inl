@@ -90,8 +90,12 @@ void sum_tiles(const Lines& lines, int first, const Factors& factors, float* out
   float* const to = out + static_cast<std::ptrdiff_t>(first) * kTileRows;
   for (int r = 0; r < rows; ++r) {
     for (int t = 0; t < tiles; ++t) {
-      V x = total[r][t];
-      if constexpr (!Dot::scaled) x = Dot::end(acc[r][t]);
+      V x;
+      if constexpr (Dot::scaled) {
+        x = total[r][t];
+      } else {
+        x = Dot::end(acc[r][t]);
+      }
       if (lines.scales != nullptr) {
         const V scale = load(lines.scales + (first + t) * kTileRows);
         x = mul(x, mul(scale, broadcast(factors.scales[r])));

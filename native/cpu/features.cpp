@@ -65,9 +65,7 @@ std::vector<std::string> detect() {
     const char* name;
     bool present;
   };
-  const std::array<Feature, 11> table{{
-      {"sse4_1", bit(one.ecx, 19)},
-      {"avx", ymm && bit(one.ecx, 28)},
+  const std::array<Feature, 8> table{{
       {"f16c", ymm && bit(one.ecx, 29)},
       {"fma", ymm && bit(one.ecx, 12)},
       {"avx2", ymm && bit(seven.ebx, 5)},
@@ -76,7 +74,6 @@ std::vector<std::string> detect() {
       {"avx512bw", zmm && bit(seven.ebx, 30)},
       {"avx512vl", zmm && bit(seven.ebx, 31)},
       {"avx512_vnni", zmm && bit(seven.ecx, 11)},
-      {"avx512_bf16", zmm && bit(seven_one.eax, 5)},
   }};
   std::vector<std::string> names;
   for (const Feature& feature : table) {
@@ -89,16 +86,13 @@ std::vector<std::string> detect() {
 
 std::vector<std::string> detect() {
   // Bit numbers of <asm/hwcap.h>, spelled out so that older headers build as well.
-  constexpr unsigned long asimd = 1UL << 1, fp16 = 1UL << 10, dotprod = 1UL << 20;
-  constexpr unsigned long i8mm = 1UL << 13, bf16 = 1UL << 14;
+  constexpr unsigned long asimd = 1UL << 1, dotprod = 1UL << 20, i8mm = 1UL << 13;
   const unsigned long first = getauxval(AT_HWCAP);
   const unsigned long second = getauxval(AT_HWCAP2);
   std::vector<std::string> names;
   if (first & asimd) names.emplace_back("neon");
-  if (first & fp16) names.emplace_back("neon_fp16");
   if (first & dotprod) names.emplace_back("neon_dotprod");
   if (second & i8mm) names.emplace_back("neon_i8mm");
-  if (second & bf16) names.emplace_back("neon_bf16");
   return names;
 }
 
@@ -112,10 +106,8 @@ bool has(const char* key) {
 
 std::vector<std::string> detect() {
   std::vector<std::string> names{"neon"};
-  if (has("hw.optional.arm.FEAT_FP16")) names.emplace_back("neon_fp16");
   if (has("hw.optional.arm.FEAT_DotProd")) names.emplace_back("neon_dotprod");
   if (has("hw.optional.arm.FEAT_I8MM")) names.emplace_back("neon_i8mm");
-  if (has("hw.optional.arm.FEAT_BF16")) names.emplace_back("neon_bf16");
   return names;
 }
 

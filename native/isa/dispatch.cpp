@@ -35,8 +35,7 @@ const std::vector<Entry>& entries() {
 #else
       {table_avxvnni, {"avx2", "fma", "f16c", "avx_vnni"}},
 #endif
-      {table_avx512,
-       {"avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "fma", "f16c"}},
+      {table_avx512, {"avx512f", "avx512bw", "avx512vl", "avx512_vnni", "fma", "f16c"}},
 #elif defined(SMOLLM2_NEON)
       {table_neon, {"neon"}},
       {table_neon_dotprod, {"neon", "neon_dotprod"}},

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <thread>
 
 #include "tests/check.h"
 
@@ -200,6 +201,23 @@ void long_sequences_are_shared_out() {
   }
 }
 
+// Callers with a cache each, on one engine and its threads.
+void callers_take_turns() {
+  Random random(44);
+  const Tiny tiny(random, kShapes[0],
+                  [&](int rows, int cols) { return random_weights(random, Kind::q8, rows, cols); });
+  const Sequence a = sequence_of(random, tiny, 40, 0), b = sequence_of(random, tiny, 5, 4);
+  Engine engine(tiny.model, 2, *tables().back());
+  const std::vector<float> expected = straight(engine, tiny, KvKind::int8, a, b);
+  std::vector<std::vector<float>> got(3);
+  std::vector<std::thread> callers;
+  for (std::vector<float>& logits : got) {
+    callers.emplace_back([&] { logits = straight(engine, tiny, KvKind::int8, a, b); });
+  }
+  for (std::thread& caller : callers) caller.join();
+  for (const std::vector<float>& logits : got) expect_same(logits, expected, "a caller");
+}
+
 void the_cache_is_used() {
   Random random(42);
   const Tiny tiny(random, kShapes[0], [&](int rows, int cols) {
@@ -222,6 +240,7 @@ Tests engine_tests() {
       {"engine: any cut and any number of threads give the same bits", any_cut_gives_the_same_bits},
       {"engine: any bytes are weights", any_bytes_are_weights},
       {"engine: long sequences are shared out alike", long_sequences_are_shared_out},
+      {"engine: callers take turns", callers_take_turns},
       {"engine: the last token sees the first", the_cache_is_used},
   };
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from math import prod
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +15,7 @@ from smollm2.batch import Batch, Span
 from smollm2.cache import Cache
 from smollm2.config import Config
 from smollm2.errors import InputError
+from smollm2.extension import compiled
 from smollm2.lane import PREFILL_CHUNK
 from smollm2.weights import EMBEDDING, HEAD
 
@@ -164,11 +164,10 @@ def probe(threads: int | None = None) -> Limits | None:
 
     Takes a quarter of a second and 256 MB. Returns None where the extension is missing.
     """
-    try:
-        native = import_module("smollm2._native")
-    except ImportError:
+    measure = compiled("probe")
+    if measure is None:
         return None
-    found = native.probe(threads or 0)
+    found = measure(threads or 0)
     return Limits(found.read_gb_s, found.dot_gmac_s)
 
 

@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 NATIVE := $(shell find native -type f) pyproject.toml CMakeLists.txt constraints.txt
 PYTHON_FILES := $(shell find src -name '*.py')
 
-.PHONY: run test check test-native check-arm setup format clean
+.PHONY: run test check test-native sanitize fuzz check-arm setup format clean
 
 # smollm2_tests: the C++ code without Python. avxvnni runs on CPUs with AVX-512 in their encoding.
 EVEX := $(shell grep -q avx512_vnni /proc/cpuinfo 2>/dev/null && echo ON || echo OFF)
@@ -35,6 +35,23 @@ test-native: .venv/dev  ## every instruction set of this CPU against the plain C
 	$(NATIVE_TESTS) -B build/native -DCMAKE_BUILD_TYPE=Release
 	$(BIN)/cmake --build build/native
 	build/native/smollm2_tests
+
+# `undefined` does not look at floats that no integer holds.
+SANITIZE := address,undefined,float-cast-overflow
+sanitize: .venv/dev  ## the same under the address, undefined behaviour and thread sanitizers
+	for kind in $(SANITIZE) thread; do \
+	  $(NATIVE_TESTS) -B build/$$kind -DCMAKE_BUILD_TYPE=Debug -DSMOLLM2_SANITIZE=$$kind && \
+	  $(BIN)/cmake --build build/$$kind && build/$$kind/smollm2_tests || exit 1; \
+	done
+
+# -S: without it the editable installation would come before build/fuzz.
+fuzz: .venv/dev  ## 10,000 broken files, with an extension under the first two of these
+	$(PIP) --no-deps --upgrade --target build/fuzz . -C build-dir=build/fuzz-cmake \
+	  -C cmake.build-type=Debug -C cmake.define.SMOLLM2_SANITIZE=$(SANITIZE)
+	SMOLLM2_FUZZ=10000 ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$(foreach name,asan ubsan,$(shell $(CXX) -print-file-name=lib$(name).so))" \
+	  PYTHONPATH=build/fuzz:$$($(BIN)/python -c "import site; print(site.getsitepackages()[0])") \
+	  $(BIN)/python -S -m pytest tests/test_fuzz.py
 
 check-arm: .venv/dev  ## the same for AArch64 in an emulator: NEON, with SDOT, with USDOT
 	@test -n "$(ARM_CXX)" -a -n "$(QEMU)" || { echo "check-arm needs a cross compiler and QEMU:" \

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_eval_of_all_kinds(model: Path, text: Path, capsys: pytest.CaptureFixtur
     command = ["eval", "-m", str(model), "--text", str(text), "--windows", "1", "--json"]
     assert main([*command, "--quant", "all"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["kind"] for row in rows] == ["as it is", "f32", "q16", "bf16", "q8", "q4"]
+    assert [row["kind"] for row in rows] == ["as it is", "f32", "q16", "bf16", "q8", "q4", "q4m"]
     assert all(row["tolerable"] for row in rows[:5])
     assert len({row["reference_perplexity"] for row in rows}) == 1
 
@@ -161,6 +162,26 @@ def test_eval_warns_of_a_kind_that_changes_much(
     assert "q4 changes perplexity by" in capsys.readouterr().err
 
 
+def test_eval_keeps_what_it_has_when_it_is_interrupted(
+    model: Path, text: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cases: N rows: a long run of several kinds is not lost to Ctrl-C"""
+    calls: list[int] = []
+    real = evaluate.evaluate
+
+    def second_fails(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(evaluate, "evaluate", second_fails)
+    command = ["eval", "-m", str(model), "--text", str(text), "--windows", "1", "--json"]
+    assert main([*command, "--quant", "f32", "--quant", "q8"]) == 130
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["kind"] == "f32"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -173,6 +194,7 @@ def test_eval_warns_of_a_kind_that_changes_much(
         (["bench", "--quant", "q3"], 1, "quant='q3' is not known"),
         (["bench", "--backend", "numpy", "--threads", "2"], 1, "has no option threads"),
         (["eval"], 2, "--text"),
+        (["eval", "--text", "x", "--quant", "q8", "--quant", "q9"], 2, "--quant takes"),
         (["eval", "--text", "nowhere.txt"], 1, "nowhere.txt"),
         (["eval", "--text", "x", "--windows", "0"], 2, "--windows"),
         (["eval", "--text", "x", "--windows", "1,x"], 2, "--windows"),

@@ -16,8 +16,8 @@ import smollm2
 from smollm2.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, state_of
 from smollm2.errors import CheckpointError, FormatError, InputError
 from smollm2.export import export_smol
-from smollm2.export.smol import QUANTS
 from smollm2.formats.smol import SmolTensor, open_smol, write_smol
+from smollm2.kinds import QUANTS
 from smollm2.packing import Packed
 from smollm2.quantize import as_float32, kind_of
 from smollm2.smoothing import easier_to_round

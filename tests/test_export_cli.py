@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +113,62 @@ def test_a_wrong_number_of_paths(arguments: list[str], capsys: Capture) -> None:
 def test_wrong_options(model: Path, options: list[str], message: str, capsys: Capture) -> None:
     assert main(["export", str(model), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "message"),
+    [
+        ([], "The sea.", "--calibration is for --quant q8, q4, q4m"),
+        (["--quant", "f32"], "The sea.", "--calibration is for --quant q8, q4, q4m"),
+        (["--quant", "q8"], " \n", "text.txt: there is no text to calibrate with"),
+    ],
+)
+def test_a_calibration_without_effect(
+    model: Path, place: Path, options: list[str], text: str, message: str, capsys: Capture
+) -> None:
+    (place / "text.txt").write_text(text)
+    assert main(["export", str(model), "x.smol", "--calibration", "text.txt", *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (place / "x.smol").exists()
+
+
+def test_only_a_regular_file_is_replaced(model: Path, place: Path, capsys: Capture) -> None:
+    """Not what a link points to, nor a device (``-o /dev/null --force`` by root)."""
+    (place / "real").write_text("mine")
+    (place / "link").symlink_to(place / "real")
+    (place / "dangling").symlink_to(place / "nowhere")
+    os.mkfifo(place / "pipe")
+    for name in ("link", "dangling", "pipe"):
+        assert main(["export", str(model), name, "--force"]) == 1
+        assert f"{name}: is no regular file" in capsys.readouterr().err
+    assert main(["export", str(model), "x.gguf"]) == 1
+    assert "x.gguf: is the name of another format" in capsys.readouterr().err
+    assert sorted(path.name for path in place.iterdir()) == ["dangling", "link", "pipe", "real"]
+
+
+def test_a_terminated_export_leaves_nothing(model: Path, place: Path) -> None:
+    """SIGTERM arrives while tensors are written; cases: W12"""
+    script = """
+import os, signal, sys
+from smollm2.cli import main
+from smollm2.export import smol
+pack = smol._Plan.pack
+def slow(self, tensor):
+    if len(list(os.scandir("."))) > 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return pack(self, tensor)
+smol._Plan.pack = slow
+sys.exit(main(sys.argv[1:]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, "export", str(model), "x.smol"],
+        cwd=place,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 128 + signal.SIGTERM
+    assert list(place.iterdir()) == []
 
 
 def test_a_file_is_not_replaced_unless_told(model: Path, place: Path, capsys: Capture) -> None:

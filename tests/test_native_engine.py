@@ -31,7 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "wide heads": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256},
     "one layer": {"num_hidden_layers": 1},
 }
-QUANTS = ("f32", "bf16", "q16", "q8", "q4")
+QUANTS = ("f32", "bf16", "q16", "q8", "q4", "q4m")
 
 
 @pytest.fixture(autouse=True)

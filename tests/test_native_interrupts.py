@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,39 @@ pytestmark = pytest.mark.weights
 @pytest.fixture(scope="module")
 def model(real_gguf: Path) -> smollm2.SmolLM2:
     return smollm2.load(real_gguf, backend="native")
+
+
+DAEMON = """
+import sys, threading, time
+import smollm2
+model = smollm2.load(sys.argv[1], threads=int(sys.argv[2]))
+def write():
+    if sys.argv[3] == "generate":
+        model.generate("The sea was calm and", max_tokens=2000, ignore_eos=True)
+    for piece in model.stream("The sea was calm and", max_tokens=2000, ignore_eos=True):
+        pass
+threading.Thread(target=write, daemon=True).start()
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize("way", ["generate", "stream"])
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_a_process_ends_quietly_in_the_middle_of_a_forward(
+    real_gguf: Path, threads: str, way: str
+) -> None:
+    """A daemon thread that computes while the interpreter ends stays out of it."""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", DAEMON, str(real_gguf), threads, way],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            cwd=REPOSITORY,
+            env=environment(),
+        )
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 @contextmanager

@@ -15,6 +15,7 @@
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
+#include "bind/released.h"
 #include "runtime/affinity.h"
 
 namespace nb = nanobind;
@@ -267,7 +268,7 @@ Out<float> forward(Loaded& loaded, KvCache& cache, const AnyIn& ids, const AnyIn
   const int count = size_of(call.ids.size());
   for (int first = 0; first < count; first += kMostTokens) {
     {
-      const nb::gil_scoped_release release;
+      const Released released;
       engine.forward(call.part(first, std::min(first + kMostTokens, count)), cache, logits);
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();

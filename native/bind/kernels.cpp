@@ -12,6 +12,7 @@
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
+#include "bind/released.h"
 
 namespace nb = nanobind;
 
@@ -73,7 +74,7 @@ void linear_float(const std::string& isa, const AnyIn& packed, const std::string
            x.shape(1) == static_cast<std::size_t>(padded(cols)),
        "activations must be [" + std::to_string(call.m) + ", " + std::to_string(padded(cols)) +
            "]: got [" + std::to_string(x.shape(0)) + ", " + std::to_string(x.shape(1)) + "]");
-  const nb::gil_scoped_release release;
+  const Released released;
   for (int i = 0; i < call.repeats; ++i) {
     call.table.linear_float(call.w, x.data(), padded(cols), call.m, call.first, call.last, call.out,
                             nullptr);
@@ -100,7 +101,7 @@ void linear_integer(const std::string& isa, const AnyIn& packed, const std::stri
        "rows " + std::to_string(first_row) + " to " + std::to_string(first_row + call.m) + " of " +
            std::to_string(there) + " quantized activations");
   const QuantizedRows x{q.data(), scale.data(), sum.data(), padded(cols), terms};
-  const nb::gil_scoped_release release;
+  const Released released;
   for (int i = 0; i < call.repeats; ++i) {
     call.table.linear_integer(call.w, x, first_row, call.m, call.first, call.last, call.out,
                               nullptr);

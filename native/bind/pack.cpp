@@ -12,6 +12,7 @@
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
+#include "bind/released.h"
 #include "pack/dart.h"
 
 namespace nb = nanobind;
@@ -90,7 +91,7 @@ Bytes pack_array(const AnyIn& data, const std::string& row_name, int cols,
   const nb::capsule owner = aligned_owner(out);
   PackError error;
   {
-    const nb::gil_scoped_release release;
+    const Released released;
     error = pack(rows, {order.data(), out_rows}, kind, threads, out, counts);
   }
   if (error == PackError::not_lossless) {
@@ -110,7 +111,7 @@ Out<float> unpack_array(const AnyIn& packed, const std::string& kind, int rows, 
   auto* out = aligned_new<float>(static_cast<std::size_t>(rows) * width);
   const nb::capsule owner = aligned_owner(out);
   {
-    const nb::gil_scoped_release release;
+    const Released released;
     for (int row = 0; row < rows; ++row) {
       kernels().unpack_row(w, row, out + static_cast<std::size_t>(row) * width);
     }
@@ -125,7 +126,7 @@ std::pair<std::uint32_t, std::uint32_t> hash_array(const AnyIn& array, const std
     throw std::invalid_argument("cannot hash " + std::to_string(values.size()) + " bytes as '" +
                                 kind + "': the Dart package has q8, q16 and bf16");
   }
-  const nb::gil_scoped_release release;
+  const Released released;
   const DartHashes hashes = dart_hashes(kind, values.data(), values.size() / *bytes);
   return {hashes.first, hashes.second};
 }
@@ -145,7 +146,7 @@ void bind_pack(nb::module_& m) {
       "fits_bf16",
       [](const AnyIn& data, const std::string& row_name, int cols) {
         const Rows rows = rows_of(data, row_name, cols);
-        const nb::gil_scoped_release release;
+        const Released released;
         return fits_bf16(rows);
       },
       nb::arg("data"), nb::arg("row_kind"), nb::arg("cols"), "Whether every value is a bf16.");

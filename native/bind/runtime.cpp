@@ -9,6 +9,7 @@
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
+#include "bind/released.h"
 #include "runtime/affinity.h"
 #include "runtime/memory.h"
 #include "runtime/probe.h"
@@ -33,7 +34,7 @@ void bind_threads(nb::module_& m) {
       .def(
           "run",
           [](Threads& team, const std::function<void(int)>& work) {
-            const nb::gil_scoped_release release;
+            const Released released;
             team.run([&](int worker) {
               const nb::gil_scoped_acquire acquire;
               work(worker);
@@ -58,7 +59,7 @@ void bind_runtime(nb::module_& m) {
   m.def(
       "probe",
       [](int threads) {
-        const nb::gil_scoped_release release;
+        const Released released;
         return probe(threads > 0 ? threads : available_cores());
       },
       "threads"_a = 0, "What the machine reads and multiplies at most, by all threads together.");

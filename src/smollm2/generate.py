@@ -72,7 +72,7 @@ def load(
     if backend == "native" and quant is not None:
         from smollm2.smoothing import easier_to_round
 
-        weights = easier_to_round(checkpoint, quant)
+        weights = easier_to_round(checkpoint, quant, say=progress.note)
     lm = chosen.load(checkpoint.config, weights, **options)
     return SmolLM2.from_checkpoint(checkpoint, lm)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from smollm2.formats.smol import BLOCK_BYTES
 from smollm2.packing import Packed
 from smollm2.quantize import Quantized, Weight, kind_without_loss
 from smollm2.weights import EMBEDDING, HEAD
 
 DENSE_DEFAULT = "q8"
 """What matrices become that no packed kind holds without loss, and dense ones by default."""
+
+QUANTS = tuple(BLOCK_BYTES)
+"""Kinds that weights can be converted to."""
 
 COARSE = frozenset({"q8", "q4", "q4m"})
 """Kinds whose rounding can be seen in what a model says."""

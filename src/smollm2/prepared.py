@@ -140,6 +140,7 @@ def _prepare(pulled: PulledModel, progress: Progress, *, because: str | None = N
                 because = "this version makes it in another way"
             if because is not None:
                 progress.note(f"{FILE} of {pulled.name} is made again: {because}")
+            store.check_sources(folder, manifest)
             sources = store.changes(folder, manifest)
             _make(pulled.path, folder / FILE, progress)
             store.keep_prepared(folder, manifest, FILE, sources, RECIPE)

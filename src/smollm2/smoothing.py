@@ -12,7 +12,7 @@ square of a channel is then says how much an error in its column counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -38,6 +38,7 @@ TOKENS = 2048
 """Tokens of a calibration text that are read, in segments from all over it."""
 
 _SEGMENT = 64
+_SOON = 10_000_000  # parameters that take no time to speak of
 _LEAST = 1e-6  # of the greatest channel, so that a silent one asks for no endless factor
 _LEAST_COUNT = 1e-3  # of the mean, so that errors in a channel that was silent count too
 
@@ -48,19 +49,25 @@ def calibration_text() -> str:
 
 
 def easier_to_round(
-    checkpoint: Checkpoint, quant: str | None, text: str | None = None
+    checkpoint: Checkpoint,
+    quant: str | None,
+    text: str | None = None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> Weights[Weight]:
     """Smooth a checkpoint's weights where they are to be rounded to 8 or 4 bit.
 
     ``text`` is what to calibrate with, by default ``calibration_text()`` or, without a tokenizer,
     ids from all over the vocabulary. Weights come back as they are for other kinds, and where they
-    are packed already or one of a block is held by the kind without loss.
+    are packed already or one of a block is held by the kind without loss. ``say`` is told before
+    a model that takes seconds.
 
     Raises ``InputError`` for a text that is empty, or that there is no tokenizer for.
     """
     weights, tokenizer = checkpoint.weights, checkpoint.tokenizer
     if quant not in SMOOTHED or _is_kept(weights, quant):
         return weights
+    if checkpoint.config.parameter_count > _SOON:
+        say(f"fitting the weights to {quant}, which an exported file has behind it")
     if tokenizer is not None:
         ids = tokenizer.encode(calibration_text() if text is None else text, allow_special=True)
     elif text is None:

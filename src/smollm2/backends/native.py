@@ -17,14 +17,11 @@ from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache
 from smollm2.config import SIZES, Config
 from smollm2.errors import CacheError, InputError
-from smollm2.kinds import COARSE, default_quant, packed_kinds
+from smollm2.kinds import COARSE, QUANTS, default_quant, packed_kinds
 from smollm2.quantize import as_float32
 from smollm2.weights import Weights
 
 Floats = NDArray[np.float32]
-
-QUANTS: Final = ("f32", "bf16", "q16", "q8", "q4")
-"""Kinds that weights can be converted to."""
 
 KV_KINDS: Final = ("f32", "int16", "int8")
 """Kinds of stored keys and values."""
@@ -205,7 +202,7 @@ class NativeBackend:
 
         ``quant`` is one of ``QUANTS``; by default quantized files are held without loss where
         there is a kind for it (Q8_0, Q4_0, Q4_1) and as q8 otherwise, and dense ones as q8.
-        With q8 and q4, embedding and head are q8. ``threads`` defaults to the physical cores
+        With q8, q4 and q4m, embedding and head are q8. ``threads`` defaults to the physical cores
         that this process may use, and is never more than its CPUs. ``kv`` is one of
         ``KV_KINDS``: by default int16 beside weights of 8 or 4 bits, else f32. ``mmap=False``
         copies what lies in a file into memory of this process, in huge pages.
@@ -215,8 +212,8 @@ class NativeBackend:
         """
         _check_choice("quant", quant, QUANTS)
         _check_choice("kv", kv, KV_KINDS)
-        if threads is not None and not 1 <= threads <= _MAX_THREADS:
-            raise InputError(f"threads={threads} is not in 1 … {_MAX_THREADS}")
+        if threads is not None and threads not in range(1, _MAX_THREADS + 1):
+            raise InputError(f"threads={threads!r} is not in 1 … {_MAX_THREADS}")
         if config.head_dim > 256:
             raise InputError(f"a head_dim of {config.head_dim} is over 256: use backend='numpy'")
         threads = min(threads or _native.available_cores(), _cpus())

@@ -5,7 +5,7 @@
 - 0: done, also when nobody reads the output any more (``| head``)
 - 1: a ``SmolLM2Error`` or an error of the system
 - 2: a wrong command or option
-- 130: stopped with Ctrl-C
+- 130: stopped with Ctrl-C, 143: with SIGTERM; what was begun is cleared away
 
 ``SMOLLM2_DEBUG=1`` shows the traceback instead.
 
@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import typer
 
 from smollm2.cli.app import app_for
+from smollm2.cli.interrupts import tidy_on_terminate
 from smollm2.cli.terminal import (
     drop_unwritten,
     oserror_text,
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.showwarning = show_warning
     try:
         command = typer.main.get_command(app_for(arguments))
-        code = command.main(arguments or ["--help"], prog_name="smollm2", standalone_mode=False)
+        with tidy_on_terminate():
+            code = command.main(arguments or ["--help"], prog_name="smollm2", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (typer.TyperException, SmolLM2Error, OSError, MemoryError) as error:
         if os.environ.get("SMOLLM2_DEBUG"):

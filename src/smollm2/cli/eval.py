@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from smollm2.evaluate import Quality, Recording, Windows
     from smollm2.generate import SmolLM2
 
-ALL = (None, "f32", "q16", "bf16", "q8", "q4")
+ALL = (None, "f32", "q16", "bf16", "q8", "q4", "q4m")
 """What ``--quant all`` goes through; None is the file as it is."""
 
 _HEADER = ("KIND", "PERPLEXITY", "CHANGE", "KL", "TOP-1")
@@ -60,7 +60,7 @@ def eval_(
     from smollm2 import evaluate as evaluation
 
     terminal = Terminal(no_color=no_color)
-    chosen = _numbers(windows)
+    chosen, kinds = _numbers(windows), _kinds(quant)
     content = options.read_file(text)
     reference = load_model(_reference(loading), terminal)
     ids = reference.tokenizer.encode(content)
@@ -70,9 +70,12 @@ def eval_(
     else:
         parts = evaluation.windows(ids, size=size)[: chosen[0]]
     load = partial(load_model, loading, terminal)
-    with terminal.status() as say:
-        rows = list(_compared(reference, parts, _kinds(quant), load, say))
-    _show(terminal, rows, json=json)
+    rows: list[tuple[str, Quality]] = []
+    try:
+        with terminal.status() as say:
+            rows.extend(_compared(reference, parts, kinds, load, say))
+    finally:  # an interrupt takes only the kind that is being read
+        _show(terminal, rows, json=json)
     for name, quality in rows:
         if not quality.tolerable:
             terminal.note(
@@ -96,7 +99,8 @@ def _compared(
     """Kinds by name, and the quality of each; the reference reads once, and not beside several."""
     from smollm2.evaluate import evaluate, recorded
 
-    reading = f"reading {len(parts)} windows of {len(parts[0])} tokens"
+    count = "1 window" if len(parts) == 1 else f"{len(parts)} windows"
+    reading = f"reading {count} of {len(parts[0])} tokens"
     with ExitStack() as stack:
         exact: CausalLM | Recording = reference.lm
         if len(kinds) > 1:
@@ -124,13 +128,19 @@ def _numbers(text: str) -> list[int]:
 
 def _kinds(quant: list[str] | None) -> list[str | None]:
     """The kinds that were asked for; ``all`` stands for ``ALL``."""
+    from smollm2.kinds import QUANTS
+
     kinds: list[str | None] = []
     for name in quant or []:
+        if name not in (*QUANTS, "all"):
+            raise UsageError(f"--quant takes {', '.join(QUANTS)} or all: not {name!r}")
         kinds.extend(ALL if name == "all" else [name])
     return list(dict.fromkeys(kinds)) or [None]
 
 
 def _show(terminal: Terminal, rows: Sequence[tuple[str, Quality]], *, json: bool) -> None:
+    if not rows:
+        return
     if not json:
         cells = [
             (

@@ -66,7 +66,7 @@ def export(
     from smollm2.export import check_free, export_smol
 
     check_free(path, force=force)
-    text = None if calibration is None else options.read_file(calibration)
+    text = None if calibration is None else _calibration(calibration, quant)
     checkpoint = _load(given, terminal, offline=offline)
     with terminal.status() as say:
 
@@ -74,10 +74,27 @@ def export(
             say(f"{number}/{count} {tensor.name} {tensor.kind}")
 
         exported = export_smol(
-            checkpoint, path, quant=quant, force=force, calibration=text, progress=show
+            checkpoint,
+            path,
+            quant=quant,
+            force=force,
+            calibration=text,
+            progress=show,
+            say=say,
         )
     _summarize(exported, terminal)
     terminal.line(str(path))
+
+
+def _calibration(path: Path, quant: str | None) -> str:
+    from smollm2.smoothing import SMOOTHED
+
+    if quant not in SMOOTHED:
+        raise UsageError(f"--calibration is for --quant {', '.join(SMOOTHED)}: add one of them")
+    text = options.read_file(path)
+    if not text.strip():
+        raise UsageError(f"{path}: there is no text to calibrate with")
+    return text
 
 
 def _split(paths: list[str], out: Path | None) -> tuple[list[str], Path | None]:

@@ -1,4 +1,4 @@
-"""Interrupts: the first Ctrl-C asks for an end, the second takes it."""
+"""Interrupts: the first Ctrl-C asks for an end, the second takes it; SIGTERM leaves all tidy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event
 from types import FrameType
+
+
+@contextmanager
+def tidy_on_terminate() -> Iterator[None]:
+    """Let SIGTERM end the body as an error does, so that it clears away what it began."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    try:
+        previous = signal.signal(signal.SIGTERM, handle)
+    except ValueError:  # not in the main thread, where signals arrive
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager

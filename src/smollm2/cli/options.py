@@ -63,7 +63,7 @@ Backend = Annotated[
 ]
 Quant = Annotated[
     str | None,
-    typer.Option("--quant", metavar="KIND", help="Kind of weights: q8, q4, bf16, f32, q16."),
+    typer.Option("--quant", metavar="KIND", help="Kind of weights: q8, q4, q4m, bf16, f32, q16."),
 ]
 Threads = Annotated[
     int | None, typer.Option("--threads", metavar="N", min=1, help="Threads that compute.")

@@ -54,6 +54,14 @@ def _say(text: str) -> None:
         sys.stderr.flush()
 
 
+def _width() -> int:
+    """Columns of the terminal that stderr is, at most as many as we ever fill."""
+    try:
+        return min(os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS, _COLUMNS)
+    except OSError:
+        return _COLUMNS
+
+
 def has_color(stream: TextIO) -> bool:
     """Whether escape codes may be written to a stream: https://no-color.org."""
     return (
@@ -174,7 +182,7 @@ class Terminal:
             yield self.note
             return
         try:
-            yield lambda text: _say(f"\r\033[K{styled(printable(text)[: _COLUMNS - 1], DIM)}")
+            yield lambda text: _say(f"\r\033[K{styled(printable(text)[: _width() - 1], DIM)}")
         finally:
             _say("\r\033[K")
 

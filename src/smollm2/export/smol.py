@@ -15,21 +15,19 @@ from smollm2.checkpoint import Checkpoint, side_files, state_of
 from smollm2.errors import CheckpointError, InputError
 from smollm2.extension import cores
 from smollm2.formats.smol import (
-    BLOCK_BYTES,
     TILE_ROWS,
     Bytes,
     SmolTensor,
     tile_bytes,
     write_smol,
 )
-from smollm2.kinds import packed_kinds
+from smollm2.kinds import QUANTS, packed_kinds
 from smollm2.quantize import as_float32, kind_of, kind_without_loss, pack_weight
 from smollm2.smoothing import easier_to_round
 from smollm2.stacks import Stack, stacks
 from smollm2.state import State
 from smollm2.tokenizer import COMPACT, compact_form
 
-QUANTS = tuple(BLOCK_BYTES)
 """Kinds that matrices can be exported as."""
 
 Progress = Callable[[SmolTensor, int, int], object]
@@ -74,6 +72,7 @@ def export_smol(
     force: bool = False,
     calibration: str | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> Exported:
     """Write a .smol file, atomically; it is opened and verified before it gets its name.
 
@@ -92,7 +91,7 @@ def export_smol(
     if quant is not None and quant not in QUANTS:
         raise InputError(f"quant is {quant!r:.80}: it must be one of {', '.join(QUANTS)}")
     check_free(path, force=force)
-    checkpoint = replace(checkpoint, weights=easier_to_round(checkpoint, quant, calibration))
+    checkpoint = replace(checkpoint, weights=easier_to_round(checkpoint, quant, calibration, say))
     plan = _Plan(checkpoint, quant, stacked=stacked)
     count, done = len(plan.tensors), 0
 
@@ -128,6 +127,10 @@ def check_free(path: Path, *, force: bool) -> None:
     """Raise ``InputError`` where a file would be replaced that nobody said to replace."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder: give the name of a file")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise InputError(f"{path}: is no regular file: give another name")
+    if path.suffix == ".gguf":
+        raise InputError(f"{path}: is the name of another format: give one that ends in .smol")
     if path.exists() and not force:
         raise InputError(f"{path}: exists: give another name, or --force to replace it")
 

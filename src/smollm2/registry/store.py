@@ -203,8 +203,17 @@ def prepared_paths(name: str) -> list[Path]:
 
 
 def changes(folder: Path, manifest: Manifest) -> dict[str, int]:
-    """When each file of a copy was last changed, in nanoseconds."""
-    return {name: (folder / name).stat().st_mtime_ns for name in manifest.files}
+    """When each file of a copy was last changed, in whole seconds as archives keep them."""
+    return {name: int((folder / name).stat().st_mtime) for name in manifest.files}
+
+
+def check_sources(folder: Path, manifest: Manifest) -> None:
+    """Raise ``FormatError`` where a file of a copy is not what was fetched."""
+    for name, record in manifest.files.items():
+        if damage := _wrong_digest(folder / name, record):
+            raise FormatError(
+                f"{name} {damage}: smollm2 pull --force {manifest.name} fetches it again"
+            )
 
 
 def keep_prepared(

@@ -104,6 +104,10 @@ def test_eval_of_several_kinds(model: Path, text: Path, capsys: pytest.CaptureFi
     cells = capsys.readouterr().out.split()
     assert cells[0] == "q8"
     assert float(cells[1]) == pytest.approx(rows[1]["perplexity"], abs=1e-4)
+    change = rows[1]["perplexity"] / rows[1]["reference_perplexity"] - 1
+    shares = [float(cell.removesuffix("%")) / 100 for cell in (cells[2], cells[4])]
+    assert shares == pytest.approx([change, rows[1]["top1"]], abs=1e-4)
+    assert float(cells[3]) == pytest.approx(rows[1]["mean_kl"], abs=1e-6)
 
 
 def test_eval_of_all_kinds(model: Path, text: Path, capsys: pytest.CaptureFixture) -> None:

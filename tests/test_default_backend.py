@@ -14,6 +14,7 @@ from smollm2.backends.native import NativeModel
 from smollm2.backends.numpy import NumpyModel
 from smollm2.cli import main
 from smollm2.errors import InputError, MissingDependencyError
+from tests import installed
 from tests.cli_session import Screen, run_cli, write_model
 
 WITHOUT = "import sys; sys.modules['smollm2._native'] = None\n"
@@ -28,6 +29,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "smollm2._native", None)
+
+
+def test_what_each_wheel_is_asked_holds_here() -> None:
+    installed.main()
 
 
 def test_native_by_default(model: Path) -> None:

@@ -13,10 +13,12 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from smollm2.backends import get_backend
+from smollm2.backends.numpy import NumpyOps
 from smollm2.batch import Batch, Span
 from smollm2.checkpoint import Checkpoint, load_checkpoint
 from smollm2.config import Config
 from smollm2.errors import InputError
+from smollm2.model import hidden
 from smollm2.packing import pack
 from smollm2.quantize import (
     Quantized,
@@ -136,6 +138,36 @@ def test_factors_are_those_of_the_formula() -> None:
         np.testing.assert_allclose(matrix.columns, factors, rtol=1e-4)
         np.testing.assert_allclose(matrix.importance, importance, rtol=1e-3)
     np.testing.assert_allclose(after.input_norm, gain / factors, rtol=1e-4)
+
+
+class Listener(NumpyOps):
+    """Keeps what each product reads."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.inputs: dict[int, NDArray[np.float32]] = {}
+
+    def linear(self, x: NDArray[np.float32], weight: Any) -> NDArray[np.float32]:
+        self.inputs[id(weight)] = x
+        return super().linear(x, weight)
+
+
+def test_errors_count_as_much_as_what_the_smoothed_model_reads() -> None:
+    """For each product, of all layers: the mean square of its input, which is smooth by then."""
+    config = tiny_config()
+    after = smoothed(config, with_outliers(config, 4), IDS)
+    dense = after.map(lambda _, weight: as_float32(weight))
+    listener = Listener(config)
+    spans = [Span(0, 0, part, "none") for part in _segments(IDS, config.max_position_embeddings)]
+    hidden(dense, listener, listener.plan(Batch.build(spans), None))
+    products = {name: weight for name, weight in after.items() if isinstance(weight, Scaled)}
+    assert len(products) == 7 * config.num_hidden_layers
+    for name, weight in dense.items():
+        if name not in products:
+            continue
+        squares = np.square(listener.inputs[id(weight)], dtype=np.float64).mean(axis=0)
+        expected = np.maximum(squares / squares.mean(), 1e-3)
+        np.testing.assert_allclose(products[name].importance, expected, rtol=2e-3, err_msg=name)
 
 
 @given(length=st.integers(1, 5000), context=st.integers(1, 200))

@@ -17,7 +17,7 @@ QEMU ?= $(firstword $(shell which qemu-aarch64 qemu-aarch64-static 2>/dev/null))
 run: .venv/core  ## complete a prompt with the real 135M weights
 	$(BIN)/smollm2 run "The capital of France is" --echo --stop "\n"
 
-test: .venv/dev  ## run all tests
+test: test-native  ## run all tests
 	$(BIN)/python -m pytest
 
 check: .venv/dev  ## format, lint, types, import contracts, C++ warnings as errors
@@ -25,7 +25,7 @@ check: .venv/dev  ## format, lint, types, import contracts, C++ warnings as erro
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run --Werror $(shell find native -name '*.cpp' -o -name '*.h')
+	$(BIN)/clang-format --dry-run --Werror $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 	$(BIN)/cmake -S . -B build/check -G Ninja -DSMOLLM2_WERROR=ON -DCMAKE_BUILD_TYPE=Debug \
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
 	  -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir) --log-level=ERROR
@@ -68,7 +68,7 @@ setup: .venv/dev  ## prepare .venv for development
 format: .venv/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/clang-format -i $(shell find native -name '*.cpp' -o -name '*.h')
+	$(BIN)/clang-format -i $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 
 clean:
 	rm -rf .venv build

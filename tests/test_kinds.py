@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from smollm2.formats.gguf import GROUPS
-from smollm2.kinds import default_quant, packed_kinds
+from smollm2.kinds import default_quant, packed_kinds, rounded_to
 from smollm2.quantize import Quantized, Weight, as_float32, pack_weight
 
 EMBEDDING, HEAD, OTHER = "model.embed_tokens.weight", "lm_head.weight", "model.layers.0.x.weight"
@@ -66,3 +66,33 @@ def test_by_default_what_is_quantized_stays_so_and_dense_weights_are_rounded() -
     assert default_quant([dense(), dense(np.float16), np.ones(3)]) == "q8"
     assert default_quant([dense(), quantized("Q5_0")]) is None
     assert default_quant([np.ones(3), pack_weight(dense(), "q4")]) is None
+
+
+@pytest.mark.parametrize(
+    ("weight", "quant", "kind"),
+    [
+        (dense(), "q8", "q8"),
+        (dense(), "q4m", "q4m"),
+        (dense(), "q16", None),
+        (dense(), None, None),
+        (dense(np.float64), None, "q8"),
+        (quantized("Q5_0"), None, "q8"),
+        (quantized("Q6_K"), None, "q8"),
+        (quantized("Q6_K"), "q4", "q4"),
+        (quantized("Q8_0"), None, None),
+        (quantized("Q8_0"), "q8", None),
+        (quantized("Q4_1"), "q8", "q8"),
+        (pack_weight(dense(), "q16"), None, None),
+        (pack_weight(dense(), "q16"), "q8", None),
+    ],
+)
+def test_what_the_blocks_are_rounded_to(
+    weight: Weight, quant: str | None, kind: str | None
+) -> None:
+    """All of them or none: a block in which one is held as it is cannot be smoothed."""
+    block: dict[str, Weight] = {OTHER: weight, "norm": np.ones(4, np.float32)}
+    assert rounded_to(block, quant) == kind
+    assert rounded_to({EMBEDDING: quantized("Q8_0"), **block}, quant) == kind
+    kept = {"q8": "Q8_0", "q4": "Q4_0", "q4m": "Q4_1"}.get(kind or "", "Q8_0")
+    assert rounded_to({**block, "model.layers.1.x.weight": quantized(kept)}, quant) is None
+    assert rounded_to({EMBEDDING: weight}, quant) is None

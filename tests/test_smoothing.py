@@ -18,6 +18,7 @@ from smollm2.batch import Batch, Span
 from smollm2.checkpoint import Checkpoint, load_checkpoint
 from smollm2.config import Config
 from smollm2.errors import InputError
+from smollm2.kinds import COARSE
 from smollm2.model import hidden
 from smollm2.packing import pack
 from smollm2.quantize import (
@@ -31,7 +32,6 @@ from smollm2.quantize import (
 )
 from smollm2.smoothing import (
     _SEGMENT,
-    SMOOTHED,
     TOKENS,
     _ids_without_text,
     _segments,
@@ -374,7 +374,7 @@ def test_scaled_weights_are_their_base_times_factors(both: bool) -> None:
     assert kind_without_loss(scaled) is None
 
 
-@pytest.mark.parametrize("kind", SMOOTHED)
+@pytest.mark.parametrize("kind", COARSE)
 def test_scaled_weights_are_packed_with_their_factors(kind: str) -> None:
     rng = np.random.default_rng(0)
     base = rng.normal(size=(32, 64)).astype(np.float32)

@@ -16,7 +16,7 @@ from smollm2.chat import ChatSession
 from smollm2.checkpoint import Checkpoint, load_checkpoint
 from smollm2.config import Config
 from smollm2.errors import ContextLengthError, InputError, TokenizerError
-from smollm2.kinds import default_quant
+from smollm2.kinds import default_quant, rounded_to
 from smollm2.lane import Lane
 from smollm2.request import DEFAULT_MAX_TOKENS, Request
 from smollm2.results import Generation, Piece, Score
@@ -69,7 +69,7 @@ def load(
         checkpoint = load_checkpoint(path, strict=strict)
     weights = checkpoint.weights
     quant = options.get("quant") or default_quant(weight for _, weight in weights.items())
-    if backend == "native" and quant is not None:
+    if backend == "native" and rounded_to(dict(weights.items()), quant):
         from smollm2.smoothing import easier_to_round
 
         weights = easier_to_round(checkpoint, quant, say=progress.note)

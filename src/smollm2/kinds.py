@@ -15,8 +15,8 @@ DENSE_DEFAULT = "q8"
 QUANTS = tuple(BLOCK_BYTES)
 """Kinds that weights can be converted to."""
 
-COARSE = frozenset({"q8", "q4", "q4m"})
-"""Kinds whose rounding can be seen in what a model says."""
+COARSE = ("q8", "q4", "q4m")
+"""Kinds whose rounding can be seen in what a model says; activations are rounded with them."""
 
 _ENDS = {"q4": "q8", "q4m": "q8"}
 """What the embedding and the head are where 4 bit is asked for."""
@@ -48,3 +48,27 @@ def _kind(name: str, weight: Weight, quant: str | None) -> str:
     if quant is None:
         return kind_without_loss(weight) or DENSE_DEFAULT
     return _ENDS.get(quant, quant) if name in (EMBEDDING, HEAD) else quant
+
+
+def rounded_to(weights: Mapping[str, Weight], quant: str | None) -> str | None:
+    """Return the one of ``COARSE`` that all matrices of the blocks are rounded to, if there is one.
+
+    It is None where another kind is asked for, or one of them is held as it is.
+    """
+    kind = quant or DENSE_DEFAULT
+    blocks = [
+        weight
+        for name, weight in weights.items()
+        if len(weight.shape) == 2 and name not in (EMBEDDING, HEAD)
+    ]
+    if kind not in COARSE or not blocks:
+        return None
+    return None if any(_is_kept(weight, quant) for weight in blocks) else kind
+
+
+def _is_kept(weight: Weight, quant: str | None) -> bool:
+    if quant is None:
+        return kind_without_loss(weight) is not None
+    return isinstance(weight, Packed) or (
+        isinstance(weight, Quantized) and kind_without_loss(weight) == quant
+    )

@@ -24,15 +24,12 @@ from smollm2.batch import Batch, Span
 from smollm2.checkpoint import Checkpoint
 from smollm2.config import Config
 from smollm2.errors import InputError
+from smollm2.kinds import rounded_to
 from smollm2.model import hidden
-from smollm2.packing import WITHOUT_LOSS, Packed
 from smollm2.quantize import Quantized, Scaled, Weight, as_float32
-from smollm2.weights import EMBEDDING, HEAD, Attention, Block, Mlp, Weights
+from smollm2.weights import Attention, Block, Mlp, Weights
 
 Floats = NDArray[np.float32]
-
-SMOOTHED = ("q8", "q4", "q4m")
-"""Kinds whose activations are rounded as well, so that smoothing pays."""
 
 TOKENS = 2048
 """Tokens of a calibration text that are read, in segments from all over it."""
@@ -57,17 +54,17 @@ def easier_to_round(
     """Smooth a checkpoint's weights where they are to be rounded to 8 or 4 bit.
 
     ``text`` is what to calibrate with, by default ``calibration_text()`` or, without a tokenizer,
-    ids from all over the vocabulary. Weights come back as they are for other kinds, and where they
-    are packed already or one of a block is held by the kind without loss. ``say`` is told before
-    a model that takes seconds.
+    ids from all over the vocabulary. Weights come back as they are where ``kinds.rounded_to`` says
+    that they are not rounded. ``say`` is told before a model that takes seconds.
 
     Raises ``InputError`` for a text that is empty, or that there is no tokenizer for.
     """
     weights, tokenizer = checkpoint.weights, checkpoint.tokenizer
-    if quant not in SMOOTHED or _is_kept(weights, quant):
+    kind = rounded_to(dict(weights.items()), quant)
+    if kind is None:
         return weights
     if checkpoint.config.parameter_count > _SOON:
-        say(f"fitting the weights to {quant}, which an exported file has behind it")
+        say(f"fitting the weights to {kind}, which an exported file has behind it")
     if tokenizer is not None:
         ids = tokenizer.encode(calibration_text() if text is None else text, allow_special=True)
     elif text is None:
@@ -81,19 +78,6 @@ def _ids_without_text(vocab_size: int) -> list[int]:
     """Ids that are spread over a vocabulary, in an order without a pattern that shows."""
     golden_ratio = (np.sqrt(5) - 1) / 2
     return [int(part * vocab_size) for part in np.arange(TOKENS) * golden_ratio % 1]
-
-
-def _is_kept(weights: Weights[Weight], quant: str) -> bool:
-    """Whether a weight is packed, or a matrix of a block of a kind that is held as it is."""
-    return any(
-        isinstance(weight, Packed)
-        or (
-            isinstance(weight, Quantized)
-            and WITHOUT_LOSS.get(weight.kind) == quant
-            and name not in (EMBEDDING, HEAD)
-        )
-        for name, weight in weights.items()
-    )
 
 
 def smoothed(config: Config, weights: Weights[Weight], ids: Sequence[int]) -> Weights[Weight]:

@@ -227,7 +227,7 @@ class NativeBackend:
         except RuntimeError as error:
             raise InputError(str(error)) from None
         used = set(kinds.values())
-        kv = kv or ("int16" if used & COARSE else "f32")
+        kv = kv or ("int16" if used.intersection(COARSE) else "f32")
         # The embedding comes first; if it is not the head as well, next to nothing of it is read.
         read = matrices if config.tie_word_embeddings else matrices[1:]
         traffic = Traffic(

@@ -87,10 +87,10 @@ def export(
 
 
 def _calibration(path: Path, quant: str | None) -> str:
-    from smollm2.smoothing import SMOOTHED
+    from smollm2.kinds import COARSE
 
-    if quant not in SMOOTHED:
-        raise UsageError(f"--calibration is for --quant {', '.join(SMOOTHED)}: add one of them")
+    if quant not in COARSE:
+        raise UsageError(f"--calibration is for --quant {', '.join(COARSE)}: add one of them")
     text = options.read_file(path)
     if not text.strip():
         raise UsageError(f"{path}: there is no text to calibrate with")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -91,6 +91,7 @@ def export_smol(
     if quant is not None and quant not in QUANTS:
         raise InputError(f"quant is {quant!r:.80}: it must be one of {', '.join(QUANTS)}")
     check_free(path, force=force)
+    remarks = () if quant is not None else _remarks(state_of(checkpoint.weights))
     checkpoint = replace(checkpoint, weights=easier_to_round(checkpoint, quant, calibration, say))
     plan = _Plan(checkpoint, quant, stacked=stacked)
     count, done = len(plan.tensors), 0
@@ -107,7 +108,7 @@ def export_smol(
 
     write_smol(path, _sections(checkpoint), plan.tensors, packed)
     seconds = time.perf_counter() - began
-    return Exported(path, path.stat().st_size, seconds, plan.sizes(), plan.remarks)
+    return Exported(path, path.stat().st_size, seconds, plan.sizes(), remarks)
 
 
 def _sections(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -144,7 +145,6 @@ class _Plan:
         if shapes != checkpoint.config.shapes:
             raise CheckpointError("the weights have other names or shapes than the config asks for")
         matrices = packed_kinds(self._weights, quant)
-        self.remarks = () if quant is not None else _remarks(self._weights, matrices)
         kinds = {name: matrices.get(name, "f32") for name in shapes}
         self._stacks: dict[str, Stack] = {}
         whole = {name: SmolTensor(name, kinds[name], shape) for name, shape in shapes.items()}
@@ -190,10 +190,11 @@ class _Plan:
         return pack_weight(weight, kind, threads=cores()).data
 
 
-def _remarks(weights: State, kinds: Mapping[str, str]) -> tuple[str, ...]:
+def _remarks(weights: State) -> tuple[str, ...]:
+    """What is lost although no kind was asked for."""
     lossy = Counter(
         (kind_of(weights[name]), kind)
-        for name, kind in kinds.items()
+        for name, kind in packed_kinds(weights, None).items()
         if kind_without_loss(weights[name]) is None
     )
     return tuple(

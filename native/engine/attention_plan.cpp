@@ -20,7 +20,7 @@ int pages_in(const Block& block, int chunk) {
 }
 
 // Pieces of an equal share of all rows times pages that each worker may take.
-constexpr int kPiecesEach = 4;
+constexpr int kPiecesEach = 8;
 
 // Cuts blocks into pieces between chunks, where there are several workers and a block is large.
 void cut_blocks(AttentionPlan& plan, int group, int workers) {

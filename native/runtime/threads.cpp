@@ -152,20 +152,21 @@ struct Threads::Team {
     }
   }
 
+  // After it has arrived.
   bool wait(int worker, std::uint32_t phase) {
     const auto moved_on = [&] { return now_at().phase() != phase; };
-    if (moved_on() || spin(patience(worker, kLongestSpin), moved_on) || !leave(phase)) {
-      const State at = now_at();
-      return at.phase() == phase + 1 && at.members() > 0;
+    if (!moved_on() && !spin(patience(worker, kLongestSpin), moved_on)) {
+      const bool left = leave(phase);
+      sleep(moved_on);
+      if (left) return false;
     }
-    sleep(moved_on);
-    return false;
+    const State at = now_at();
+    return at.phase() == phase + 1 && at.members() > 0;
   }
 
-  // Leaves the members, unless a phase has ended meanwhile or all are needed.
+  // Leaves the members, unless the phase is over meanwhile or all are needed.
   bool leave(std::uint32_t phase) {
     State at = now_at();
-    if (at.everyone()) sleep([&] { return now_at().phase() != phase; });
     while (at.phase() == phase && !at.everyone()) {
       if (state.value.compare_exchange_weak(at.word, at.word - State::kMember - State::kArrived,
                                             std::memory_order_acq_rel)) {
@@ -234,6 +235,7 @@ void Threads::run(int phases, const Work& work, bool everyone) {
     for (int phase = 0; phase < phases; ++phase) work(0, phase);
     return;
   }
+  if (phases < 1) return;
   if (owner_ != process_id()) {
     static_cast<void>(team_.release());
     owner_ = process_id();

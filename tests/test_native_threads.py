@@ -42,40 +42,45 @@ def test_there_is_at_least_one_worker() -> None:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_nobody_passes_a_barrier_before_all_have_come(count: int) -> None:
+def test_no_phase_begins_before_the_last_is_through(count: int) -> None:
     team = _native.Threads(count)
-    arrived = np.zeros(200, dtype=int)
-    wrong: list[int] = []
+    lock = threading.Lock()
+    for _ in range(3):
+        inside = [0] * 200
+        came = [0] * 200
+        wrong: list[int] = []
 
-    def work(worker: int) -> None:
-        for phase in range(200):
+        def work(worker: int, phase: int, *, inside=inside, came=came, wrong=wrong) -> None:
+            with lock:
+                inside[phase] += 1
+                came[phase] += 1
+                if any(inside[:phase]) or any(came[phase + 1 :]) or not all(came[:phase]):
+                    wrong.append(phase)
             if worker == phase % count and phase % 40 == 0:
                 time.sleep(2e-3)  # longer than anyone spins
-            arrived[phase] += 1
-            team.barrier(worker)
-            if arrived[phase] != count:
-                wrong.append(phase)
+            with lock:
+                inside[phase] -= 1
 
-    team.run(work)
-    assert wrong == []
+        team.run_phases(200, work)
+        assert wrong == []
+        assert all(1 <= number <= count for number in came)
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("fails", [0, -1])
-def test_what_a_worker_throws_reaches_the_caller(count: int, fails: int) -> None:
-    """The others are let out of their barriers, and the team works on afterwards."""
+def test_what_a_worker_throws_reaches_the_caller(count: int) -> None:
+    """Nothing is begun after it, and the team works on afterwards."""
     team = _native.Threads(count)
-    bad = fails % count
+    phases: list[int] = []
 
-    def broken(worker: int) -> None:
-        for phase in range(10):
-            if worker == bad and phase == 5:
-                raise LookupError(f"worker {worker}")
-            team.barrier(worker)
+    def broken(worker: int, phase: int) -> None:
+        phases.append(phase)
+        if phase == 5:
+            raise LookupError(f"worker {worker}")
 
     for _ in range(20):
-        with pytest.raises(LookupError, match=f"worker {bad}"):
-            team.run(broken)
+        with pytest.raises(LookupError, match="worker"):
+            team.run_phases(10, broken)
+        assert max(phases) == 5
         done: list[int] = []
         team.run(done.append)
         assert sorted(done) == list(range(count))
@@ -105,13 +110,12 @@ def test_idle_workers_sleep() -> None:
 def test_a_worker_waiting_for_long_sleeps() -> None:
     team = _native.Threads(2)
 
-    def work(worker: int) -> None:
-        if worker == 1:
+    def work(worker: int, phase: int) -> None:
+        if worker == phase == 0:
             time.sleep(0.3)
-        team.barrier(worker)
 
     started = time.process_time()
-    team.run(work)
+    team.run_phases(2, work)
     assert time.process_time() - started < 0.05
 
 

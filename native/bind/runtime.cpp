@@ -41,8 +41,16 @@ void bind_threads(nb::module_& m) {
             });
           },
           "work"_a, "Calls work(worker) in each thread; throws on what one of them threw.")
-      .def("barrier", &Threads::barrier, "worker"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Waits, inside of run, until all workers have come.");
+      .def(
+          "run_phases",
+          [](Threads& team, int phases, const std::function<void(int, int)>& work) {
+            const nb::gil_scoped_release release;
+            team.run(phases, [&](int worker, int phase) {
+              const nb::gil_scoped_acquire acquire;
+              work(worker, phase);
+            });
+          },
+          "phases"_a, "work"_a, "Calls work(worker, phase) in each thread that takes part.");
 }
 
 }  // namespace

@@ -43,8 +43,7 @@ void Pass::store_token(const Block& block, int token, int layer, float* key) con
 // A page of a kv head is written by one worker, since values of neighbouring places share words.
 void Pass::store(const Worker& w, int layer) {
   const int size = shape_.head_size, group = shape_.group();
-  const Range mine = w.seat.share(static_cast<int>(in_.plan.stores.size()));
-  for (int i = mine.first; i < mine.last; ++i) {
+  each(w, static_cast<int>(in_.plan.stores.size()), [&](int i) {
     const Block& block = in_.plan.stores[static_cast<std::size_t>(i)];
     for (int token = block.first; token < block.first + block.count; ++token) {
       store_token(block, token, layer, w.own.key.get());
@@ -53,7 +52,7 @@ void Pass::store(const Worker& w, int layer) {
       turn_queries(block, token,
                    space_.queries.get() + at * static_cast<std::size_t>(group * size));
     }
-  }
+  });
 }
 
 // How many places of the pages from the first of a chunk on each query row sees.
@@ -66,10 +65,10 @@ void Pass::see(const Block& block, int chunk, int pages, std::vector<int>& visib
   }
 }
 
-// Blocks that a worker reads from a chunk of a piece on, in that order: `most` at most.
-int Pass::blocks_from(const Worker& w, const Piece* piece, int chunk, int layer, int most,
+// Blocks that are read from a chunk of a piece on, in that order: `most` at most.
+int Pass::blocks_from(const Piece* piece, int chunk, int layer, int most,
                       const std::uint8_t** out) const {
-  const std::vector<Piece>& pieces = in_.plan.pieces[static_cast<std::size_t>(w.seat.worker)];
+  const std::vector<Piece>& pieces = in_.plan.pieces;
   int count = 0;
   for (; piece != pieces.data() + pieces.size() && count < most; ++piece, chunk = -1) {
     const Block& block = in_.plan.blocks[static_cast<std::size_t>(piece->block)];
@@ -85,8 +84,9 @@ int Pass::blocks_from(const Worker& w, const Piece* piece, int chunk, int layer,
 // Begins to read the keys that a worker needs first in a layer, while it still waits for others.
 void Pass::fetch(const Worker& w, int layer) const {
   const std::uint8_t* blocks[kBlocksAhead];
-  const Piece* first = in_.plan.pieces[static_cast<std::size_t>(w.seat.worker)].data();
-  const int count = blocks_from(w, first, -1, layer, kBlocksAhead, blocks);
+  const Piece* first =
+      in_.plan.pieces.data() + w.seat.share(static_cast<int>(in_.plan.pieces.size())).first;
+  const int count = blocks_from(first, -1, layer, kBlocksAhead, blocks);
   for (int i = 0; i < count; ++i) kernels_.fetch(blocks[i], in_.cache.block_bytes());
 }
 
@@ -98,7 +98,7 @@ void Pass::attend_chunks(const Worker& w, const Piece& piece, int first, int las
   for (int chunk = first; chunk < last; chunk += kMostPages / kChunkPages) {
     const int end = std::min(block.pages(), last * kChunkPages);
     const int pages = std::min(kMostPages, end - chunk * kChunkPages);
-    const int all = blocks_from(w, &piece, chunk, layer, pages + kBlocksAhead, blocks);
+    const int all = blocks_from(&piece, chunk, layer, pages + kBlocksAhead, blocks);
     see(block, chunk, pages, w.own.visible);
     kernels_.attend(in_.cache.kind(), queries, block.count * shape_.group(), blocks, pages,
                     all - pages, w.own.visible.data(), shape_.head_size, out);
@@ -118,9 +118,8 @@ const float* Pass::queries_of(const Worker& w, const Block& block, bool last, in
 }
 
 void Pass::attend(const Worker& w, int layer) {
-  for (const Piece& piece : in_.plan.pieces[static_cast<std::size_t>(w.seat.worker)]) {
-    attend_piece(w, piece, layer);
-  }
+  each(w, static_cast<int>(in_.plan.pieces.size()),
+       [&](int i) { attend_piece(w, in_.plan.pieces[static_cast<std::size_t>(i)], layer); });
 }
 
 void Pass::attend_piece(const Worker& w, const Piece& piece, int layer) {
@@ -142,12 +141,12 @@ void Pass::attend_piece(const Worker& w, const Piece& piece, int layer) {
   merge_shared(w, piece);
 }
 
-// Merges all chunks in order, if this worker is the last of those that share the block.
+// Merges all chunks in order, if this was the last of the block's pieces to be done.
 void Pass::merge_shared(const Worker& w, const Piece& piece) {
   const Shared& shared = in_.plan.shared[static_cast<std::size_t>(piece.shared)];
   const Block& block = in_.plan.blocks[static_cast<std::size_t>(piece.block)];
   std::atomic<int>& arrived = shared_.arrived[static_cast<std::size_t>(piece.shared)];
-  if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < shared.workers) return;
+  if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < shared.pieces) return;
   arrived.store(0, std::memory_order_relaxed);
   const auto rows = static_cast<std::size_t>(block.count * shape_.group());
   Partial* total = shared_.partials.at(shared.rows_before);

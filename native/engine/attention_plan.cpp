@@ -19,45 +19,45 @@ int pages_in(const Block& block, int chunk) {
   return std::min(kChunkPages, block.pages() - chunk * kChunkPages);
 }
 
-// Deals the chunks of all blocks out in order, each worker the same number of rows times pages.
-void deal(AttentionPlan& plan, int group, int workers) {
-  std::int64_t total = 0;
+// Pieces of an equal share of all rows times pages that each worker may take.
+constexpr int kPiecesEach = 8;
+
+// Cuts blocks into pieces between chunks, where there are several workers and a block is large.
+void cut_blocks(AttentionPlan& plan, int group, int workers) {
   const auto cost = [&](const Block& block, int chunk) {
     return std::int64_t{block.count} * group * pages_in(block, chunk);
   };
+  std::int64_t total = 0;
   for (const Block& block : plan.blocks) {
     for (int c = 0; c < chunks_of(block); ++c) total += cost(block, c);
   }
-  plan.pieces.resize(static_cast<std::size_t>(workers));
-  std::int64_t before = 0;
+  const std::int64_t enough = workers == 1 ? total : total / (workers * kPiecesEach);
   for (std::size_t b = 0; b < plan.blocks.size(); ++b) {
     const Block& block = plan.blocks[b];
-    int last_worker = -1;
+    std::int64_t size = 0;
     for (int c = 0; c < chunks_of(block); ++c) {
-      const auto worker = static_cast<int>(before * workers / total);
-      std::vector<Piece>& pieces = plan.pieces[static_cast<std::size_t>(worker)];
-      if (worker != last_worker) pieces.push_back({static_cast<int>(b), c, c, -1});
-      pieces.back().last = c + 1;
-      last_worker = worker;
-      before += cost(block, c);
+      if (c == 0 || size >= enough) {
+        plan.pieces.push_back({static_cast<int>(b), c, c, -1});
+        size = 0;
+      }
+      plan.pieces.back().last = c + 1;
+      size += cost(block, c);
     }
   }
 }
 
-// Numbers the blocks that lie in the hands of several workers.
+// Numbers the blocks that are in several pieces.
 void find_shared(AttentionPlan& plan, int group) {
-  for (std::vector<Piece>& pieces : plan.pieces) {
-    for (Piece& piece : pieces) {
-      const Block& block = plan.blocks[static_cast<std::size_t>(piece.block)];
-      if (piece.first == 0 && piece.last == chunks_of(block)) continue;
-      if (plan.shared.empty() || plan.shared.back().block != piece.block) {
-        plan.shared.push_back({piece.block, 0, plan.shared_rows});
-        plan.shared_rows += static_cast<std::size_t>(block.count) *
-                            static_cast<std::size_t>(group * chunks_of(block));
-      }
-      ++plan.shared.back().workers;
-      piece.shared = static_cast<int>(plan.shared.size()) - 1;
+  for (Piece& piece : plan.pieces) {
+    const Block& block = plan.blocks[static_cast<std::size_t>(piece.block)];
+    if (piece.first == 0 && piece.last == chunks_of(block)) continue;
+    if (piece.first == 0) {
+      plan.shared.push_back({piece.block, 0, plan.shared_rows});
+      plan.shared_rows += static_cast<std::size_t>(block.count) *
+                          static_cast<std::size_t>(group * chunks_of(block));
     }
+    ++plan.shared.back().pieces;
+    piece.shared = static_cast<int>(plan.shared.size()) - 1;
   }
 }
 
@@ -73,7 +73,7 @@ AttentionPlan plan_attention(const Batch& batch, const Shape& shape, int workers
     if (plan.decode) continue;
     cut(run, shape.kv_heads, [](int place) { return kPage - place % kPage; }, plan.stores);
   }
-  deal(plan, shape.group(), workers);
+  cut_blocks(plan, shape.group(), workers);
   find_shared(plan, shape.group());
   return plan;
 }

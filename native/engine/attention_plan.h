@@ -29,8 +29,8 @@ struct Block {
   int pages() const { return place(first + count - 1) / kPage + 1; }
 };
 
-// Chunks [first, last) of a block's keys. Where several workers share a block, `shared` numbers it
-// and the one that comes last merges all chunks.
+// Chunks [first, last) of a block's keys, which one worker takes. Where a block is in several
+// pieces, `shared` numbers it and whoever is through with the last of them merges all chunks.
 struct Piece {
   int block;
   int first;
@@ -38,19 +38,19 @@ struct Piece {
   int shared;  // -1: all chunks are here
 };
 
-// A block that several workers share: how many of them, and where its partials begin.
+// A block in several pieces: how many, and where its partials begin.
 struct Shared {
   int block;
-  int workers;
+  int pieces;
   std::size_t rows_before;  // partial rows of the shared blocks before it
 };
 
 struct AttentionPlan {
-  // Every run has one token only: who attends last also stores it.
+  // Every run has one token only: whoever attends to its last chunk also stores it.
   bool decode;
-  std::vector<Block> stores;               // pages to write, where it is not decode
-  std::vector<Block> blocks;               // of queries
-  std::vector<std::vector<Piece>> pieces;  // of each worker
+  std::vector<Block> stores;  // pages to write, where it is not decode
+  std::vector<Block> blocks;  // of queries
+  std::vector<Piece> pieces;  // of blocks, in order
   std::vector<Shared> shared;
   std::size_t shared_rows;  // partial rows of all shared blocks: queries times chunks
 };

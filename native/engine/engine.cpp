@@ -38,9 +38,9 @@ void Engine::forward(const Batch& batch, KvCache& cache, float* logits) {
   const AttentionPlan plan = plan_attention(batch, model_.shape, threads_.count());
   shared_.fit(plan, model_.shape.head_size);
   Pass pass({model_, kernels_, batch, plan, cache, logits}, *space_, shared_, shares_, workers_,
-            threads_, profile_);
+            profile_);
   shares_.begin(threads_.count());
-  threads_.run([&](int worker) { pass.run(worker); });
+  threads_.run(pass.phases(), [&](int worker, int phase) { pass.run(worker, phase); });
 }
 
 }  // namespace smollm2

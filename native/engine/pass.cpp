@@ -1,8 +1,7 @@
 #include "engine/pass.h"
 
 #include <algorithm>
-
-#include "engine/profile.h"
+#include <climits>
 
 namespace smollm2 {
 namespace {
@@ -26,7 +25,7 @@ const std::uint8_t* start_of(const Matrix& w, int tile) { return tiles_of(w, {ti
 }  // namespace
 
 Pass::Pass(const PassInput& input, Workspace& space, SharedBlocks& shared, Shares& shares,
-           std::vector<Private>& workers, Threads& threads, Profile& profile)
+           std::vector<Private>& workers, Profile& profile)
     : in_(input),
       shape_(input.model.shape),
       kernels_(input.kernels),
@@ -36,8 +35,9 @@ Pass::Pass(const PassInput& input, Workspace& space, SharedBlocks& shared, Share
       shared_(shared),
       shares_(shares),
       workers_(workers),
-      threads_(threads),
-      profile_(profile) {}
+      profile_(profile) {
+  plan_phases();
+}
 
 float* Pass::x(int row) const {
   return space_.x.get() + static_cast<std::size_t>(row) * static_cast<std::size_t>(shape_.hidden);
@@ -48,40 +48,41 @@ float* Pass::qkv_row(int row, int col) const {
          col;
 }
 
-void Pass::run(int worker) {
-  workers_[static_cast<std::size_t>(worker)].round = 0;
-  const Worker w{{worker, threads_.count()}, workers_[static_cast<std::size_t>(worker)]};
-  const bool first = worker == 0;
-  const auto phase = [&](Profile::Phase which, auto work) {
-    work();
-    if (first) profile_.end_work(which);
-    wait(w);
-    if (first) profile_.end_wait(which);
+void Pass::plan_phases() {
+  const auto add = [&](Profile::Phase name, Step step, int layer, bool needed = true) {
+    if (needed) phases_.push_back({name, step, layer});
   };
-  if (first) profile_.begin();
-  phase(Profile::embed, [&] { embed(w); });
   const int layers = static_cast<int>(in_.model.layers.size());
+  add(Profile::embed, &Pass::embed, 0);
   for (int i = 0; i < layers; ++i) {
-    const Layer& layer = in_.model.layers[static_cast<std::size_t>(i)];
-    phase(Profile::qkv, [&] {
-      qkv(w, layer);
-      fetch(w, i);
-    });
-    if (!in_.plan.decode) phase(Profile::store, [&] { store(w, i); });
-    phase(Profile::attention, [&] { attend(w, i); });
-    phase(Profile::output, [&] { output(w, layer); });
-    phase(Profile::gate_up, [&] { gate_up(w, layer); });
-    phase(Profile::down, [&] { down(w, layer, start_of_layer(w, i + 1)); });
+    add(Profile::qkv, &Pass::norm_of_input, i, !few());
+    add(Profile::qkv, &Pass::qkv, i);
+    add(Profile::store, &Pass::store, i, !in_.plan.decode);
+    add(Profile::attention, &Pass::attend, i);
+    add(Profile::output, &Pass::round_mixed, i,
+        space_.mixed.forms().quantized && !rounds_mixed_itself());
+    add(Profile::output, &Pass::output, i);
+    add(Profile::gate_up, &Pass::norm_of_mlp, i, !few());
+    add(Profile::gate_up, &Pass::gate_up, i);
+    add(Profile::down, &Pass::down, i);
   }
-  head(w);
-  if (first) profile_.end_work(Profile::head);
+  const std::size_t wanted = in_.batch.wanted.size();
+  add(Profile::head, &Pass::norm_of_head, 0, wanted > kFewRows);
+  add(Profile::head, &Pass::head, 0, wanted > 0);
 }
 
-void Pass::embed(const Worker& w) {
-  const Range rows = w.seat.share(rows_);
-  for (int row = rows.first; row < rows.last; ++row) {
-    kernels_.unpack_row(in_.model.embedding, in_.batch.ids[row], x(row));
-  }
+void Pass::run(int worker, int phase) {
+  const auto self = static_cast<std::size_t>(worker);
+  const Phase& which = phases_[static_cast<std::size_t>(phase)];
+  if (worker == 0) phase == 0 ? profile_.begin() : profile_.end_wait();
+  const Seat seat{worker, static_cast<int>(workers_.size())};
+  (this->*which.step)({seat, workers_[self], phase}, which.layer);
+  if (worker == 0) profile_.end_work(which.name);
+}
+
+void Pass::embed(const Worker& w, int) {
+  each(w, rows_,
+       [&](int row) { kernels_.unpack_row(in_.model.embedding, in_.batch.ids[row], x(row)); });
 }
 
 void Pass::normalise_row(const Worker& w, const float* gain, int row, const Activations& to) const {
@@ -90,33 +91,41 @@ void Pass::normalise_row(const Worker& w, const float* gain, int row, const Acti
   if (to.forms().quantized) kernels_.quantize_row(normed, shape_.hidden, to.quantized(), row);
 }
 
-const Activations& Pass::normalise(const Worker& w, const float* gain) {
-  if (rows_ <= kFewRows) {
-    for (int row = 0; row < rows_; ++row) normalise_row(w, gain, row, w.own.normed);
-    return w.own.normed;
-  }
-  const Range rows = w.seat.share(rows_);
-  for (int row = rows.first; row < rows.last; ++row) normalise_row(w, gain, row, space_.normed);
-  wait(w);
-  return space_.normed;
+// Many rows, for all workers.
+void Pass::normalise(const Worker& w, const float* gain) {
+  each(w, rows_, [&](int row) { normalise_row(w, gain, row, space_.normed); });
+}
+
+void Pass::norm_of_input(const Worker& w, int layer) { normalise(w, at(layer).input_norm); }
+
+void Pass::norm_of_mlp(const Worker& w, int layer) { normalise(w, at(layer).mlp_norm); }
+
+// The rows normalised: few ones by each worker for itself.
+const Activations& Pass::normalised(const Worker& w, const float* gain) const {
+  if (!few()) return space_.normed;
+  for (int row = 0; row < rows_; ++row) normalise_row(w, gain, row, w.own.normed);
+  return w.own.normed;
+}
+
+// Whether each worker rounds the attention's result for itself.
+bool Pass::rounds_mixed_itself() const { return few() && !workers_[0].mixed.forms().floats; }
+
+void Pass::round_mixed(const Worker& w, int) {
+  const Activations& all = space_.mixed;
+  each(w, rows_, [&](int row) {
+    kernels_.quantize_row(all.floats(row), shape_.query_size(), all.quantized(), row);
+  });
 }
 
 // The attention's result in the forms that the output product needs.
-const Activations& Pass::mixed(const Worker& w) {
+const Activations& Pass::mixed(const Worker& w) const {
   const Activations& all = space_.mixed;
-  if (!all.forms().quantized) return all;
-  const int size = shape_.query_size();
-  if (rows_ <= kFewRows && !w.own.mixed.forms().floats) {
-    const QuantizedRows to = w.own.mixed.quantized();
-    for (int row = 0; row < rows_; ++row) kernels_.quantize_row(all.floats(row), size, to, row);
-    return w.own.mixed;
+  if (!all.forms().quantized || !rounds_mixed_itself()) return all;
+  const QuantizedRows to = w.own.mixed.quantized();
+  for (int row = 0; row < rows_; ++row) {
+    kernels_.quantize_row(all.floats(row), shape_.query_size(), to, row);
   }
-  const Range rows = w.seat.share(rows_);
-  for (int row = rows.first; row < rows.last; ++row) {
-    kernels_.quantize_row(all.floats(row), size, all.quantized(), row);
-  }
-  wait(w);
-  return all;
+  return w.own.mixed;
 }
 
 void Pass::multiply(const Matrix& matrix, const Activations& in, int row, int rows,
@@ -158,7 +167,7 @@ template <typename F>
 void Pass::share(const Worker& w, int rows, int rows_at_once, int tiles, int tiles_at_once, F f) {
   const int parts = parts_of(tiles, kGroupTiles), most = parts_of(tiles_at_once, kGroupTiles);
   const int all = parts_of(rows, rows_at_once) * parts;
-  shares_.deal(w.seat, w.own.round++, all, [&](Range run, bool more) {
+  shares_.deal(w.seat, w.phase, all, INT_MAX, [&](Range run, bool more) {
     for (int i = run.first; i < run.last;) {
       const int row = i / parts * rows_at_once, part = i % parts;
       const int end = std::min({part + most, part + run.last - i, parts});
@@ -170,8 +179,9 @@ void Pass::share(const Worker& w, int rows, int rows_at_once, int tiles, int til
 }
 
 // Query, key and value side by side.
-void Pass::qkv(const Worker& w, const Layer& layer) {
-  const Activations& in = normalise(w, layer.input_norm);
+void Pass::qkv(const Worker& w, int number) {
+  const Layer& layer = at(number);
+  const Activations& in = normalised(w, layer.input_norm);
   const std::array parts{&layer.query, &layer.key, &layer.value};
   int all = 0;
   for (const Matrix* part : parts) all += tiles(part->rows);
@@ -191,6 +201,7 @@ void Pass::qkv(const Worker& w, const Layer& layer) {
       col += part->rows;
     }
   });
+  fetch(w, number);
 }
 
 // x += matrix * in
@@ -204,17 +215,18 @@ void Pass::add_product(const Worker& w, const Matrix& matrix, const Activations&
         });
 }
 
-void Pass::output(const Worker& w, const Layer& layer) {
-  add_product(w, layer.output, mixed(w), own_start(w, layer.gate));
+void Pass::output(const Worker& w, int layer) {
+  add_product(w, at(layer).output, mixed(w), own_start(w, at(layer).gate));
 }
 
-void Pass::down(const Worker& w, const Layer& layer, const std::uint8_t* next) {
-  add_product(w, layer.down, space_.gated, next);
+void Pass::down(const Worker& w, int layer) {
+  add_product(w, at(layer).down, space_.gated, start_of_layer(w, layer + 1));
 }
 
 // Columns are taken in whole groups, which are rounded right away.
-void Pass::gate_up(const Worker& w, const Layer& layer) {
-  const Activations& in = normalise(w, layer.mlp_norm);
+void Pass::gate_up(const Worker& w, int number) {
+  const Layer& layer = at(number);
+  const Activations& in = normalised(w, layer.mlp_norm);
   const int rows_at_once = std::min(block_rows(in, rows_), kColumnFloats / kGroup);
   const int fit = kColumnFloats / kGroup / rows_at_once * kGroupTiles;
   share(w, rows_, rows_at_once, tiles(layer.gate.rows), fit,
@@ -242,23 +254,27 @@ void Pass::gate_part(const Worker& w, const Layer& layer, const Activations& in,
   }
 }
 
-// Final norm and head of the wanted rows; a head of 8 or 4 bits takes its input in two terms,
-// since it alone would cause much of the error.
-void Pass::head(const Worker& w) {
-  const std::vector<Wanted>& wanted = in_.batch.wanted;
-  const int count = static_cast<int>(wanted.size());
-  if (count == 0) return;
-  const bool few = count <= kFewRows;
-  const Activations& to = few ? w.own.head : space_.head;
+// Final norm of a wanted row; a head of 8 or 4 bits takes its input in two terms, since it alone
+// would cause much of the error.
+void Pass::head_row(const Worker& w, int row, const Activations& to) const {
   const bool twice = to.forms().quantized;
-  const Range rows = few ? Range{0, count} : w.seat.share(count);
-  for (int row = rows.first; row < rows.last; ++row) {
-    float* normed = twice ? w.own.row.get() : to.floats(row);
-    kernels_.rms_norm(x(wanted[static_cast<std::size_t>(row)].token), in_.model.final_norm,
-                      shape_.epsilon, shape_.hidden, normed);
-    if (twice) kernels_.quantize_row_twice(normed, shape_.hidden, to.quantized(), 2 * row);
+  float* normed = twice ? w.own.row.get() : to.floats(row);
+  kernels_.rms_norm(x(in_.batch.wanted[static_cast<std::size_t>(row)].token), in_.model.final_norm,
+                    shape_.epsilon, shape_.hidden, normed);
+  if (twice) kernels_.quantize_row_twice(normed, shape_.hidden, to.quantized(), 2 * row);
+}
+
+void Pass::norm_of_head(const Worker& w, int) {
+  each(w, static_cast<int>(in_.batch.wanted.size()),
+       [&](int row) { head_row(w, row, space_.head); });
+}
+
+void Pass::head(const Worker& w, int) {
+  const int count = static_cast<int>(in_.batch.wanted.size());
+  const Activations& to = count <= kFewRows ? w.own.head : space_.head;
+  if (count <= kFewRows) {
+    for (int row = 0; row < count; ++row) head_row(w, row, to);
   }
-  if (!few) wait(w);
   // By way of columns that stay in the cache: products of many rows would each begin lines of
   // memory that no one fetched. One tile of space between rows, since rows whose distance is a
   // power of two compete for the same places of the cache.

@@ -21,8 +21,9 @@ class Profile {
   void begin() {
     if (enabled) last_ = Clock::now();
   }
-  void end_work(Phase phase) { add(work[phase]); }
-  void end_wait(Phase phase) { add(wait[phase]); }
+  void end_work(Phase phase) { add(work[last_phase_ = phase]); }
+  // Of a wait after the last work.
+  void end_wait() { add(wait[last_phase_]); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -35,6 +36,7 @@ class Profile {
   }
 
   Clock::time_point last_{};
+  Phase last_phase_ = embed;
 };
 
 }  // namespace smollm2

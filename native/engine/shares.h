@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <memory>
 
 #include "engine/split.h"
@@ -13,48 +14,48 @@ namespace smollm2 {
 // machine one of them may not be running at all. Which worker computes something does not change
 // its bits.
 //
-// All workers go through the same rounds in the same order, with a barrier between a round and the
-// next but one.
+// Workers go through rounds 0, 1, ... of which some may miss any number; none begins with a round
+// before all that take part in the last one are through.
 class Shares {
  public:
-  explicit Shares(int workers) : taken_(new Taken[static_cast<std::size_t>(workers * kSets)]) {}
+  explicit Shares(int workers) : taken_(new Taken[static_cast<std::size_t>(workers)]) {}
 
-  // Before the first round. Nobody may be in one.
+  // Before round 0. Nobody may be in one.
   void begin(int workers) {
-    for (int i = 0; i < workers * kSets; ++i) taken_[i].count.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < workers; ++i) taken_[i].word.store(0, std::memory_order_relaxed);
   }
 
   // Calls f(run, more) for runs of n things, until all of them have been taken by some worker: two
-  // thirds of what an owner still has at a time. So runs are long, for memory is read fastest in
-  // order, and short in the end, when nobody should have much left that another waits for. `more`
-  // says whether what comes after a run is likely to be this worker's next one.
+  // thirds of what an owner still has at a time, `most` at most. So runs are long, for memory is
+  // read fastest in order, and short in the end, when nobody should have much left that another
+  // waits for. `more` says whether what comes after a run is likely to be this worker's next one.
   template <typename F>
-  void deal(Seat seat, int round, int n, F f) {
-    taken(round + 2, seat.worker, seat.count).store(0, std::memory_order_relaxed);
+  void deal(Seat seat, int round, int n, int most, F f) {
+    const std::uint64_t tag = static_cast<std::uint64_t>(round) + 1;
     for (int k = 0; k < seat.count; ++k) {
       const Seat owner{(seat.worker + k) % seat.count, seat.count};
       const Range range = owner.share(n);
-      std::atomic<int>& count = taken(round, owner.worker, seat.count);
-      int before = count.load(std::memory_order_relaxed);
-      while (before < range.size()) {
-        const int after = before + (2 * (range.size() - before) + 2) / 3;
-        if (!count.compare_exchange_weak(before, after, std::memory_order_relaxed)) continue;
+      std::atomic<std::uint64_t>& taken = taken_[owner.worker].word;
+      std::uint64_t word = taken.load(std::memory_order_relaxed);
+      while (true) {
+        const int before = word >> 32 == tag ? static_cast<int>(word & UINT32_MAX) : 0;
+        if (before == range.size()) break;
+        const int after = before + std::min(most, (2 * (range.size() - before) + 2) / 3);
+        if (!taken.compare_exchange_weak(word, tag << 32 | static_cast<std::uint64_t>(after),
+                                         std::memory_order_relaxed)) {
+          continue;
+        }
         f(Range{range.first + before, range.first + after}, after < range.size());
-        before = count.load(std::memory_order_relaxed);
+        word = taken.load(std::memory_order_relaxed);
       }
     }
   }
 
  private:
-  static constexpr int kSets = 4;
-
+  // How much of a worker's share has been taken, below the number of the round and one.
   struct alignas(128) Taken {
-    std::atomic<int> count{0};
+    std::atomic<std::uint64_t> word{0};
   };
-
-  std::atomic<int>& taken(int round, int worker, int workers) {
-    return taken_[static_cast<std::size_t>(round % kSets * workers + worker)].count;
-  }
 
   std::unique_ptr<Taken[]> taken_;
 };

@@ -48,7 +48,6 @@ struct Private {
   Partials total;
   Buffer<float> queries, key;  // one token at one kv head
   std::vector<int> visible;
-  int round = 0;  // of Shares
 };
 
 // Columns of products that a worker holds before they go on.
@@ -65,7 +64,7 @@ struct Workspace {
   Activations normed, mixed, gated, head;  // head: in two terms
 };
 
-// Partials of blocks that several workers share, and how many of those have come.
+// Partials of blocks that are in several pieces, and how many of those are done.
 struct SharedBlocks {
   void fit(const AttentionPlan& plan, int head_size);
 

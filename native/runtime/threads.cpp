@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -16,7 +17,7 @@ namespace {
 
 using Nanoseconds = std::int64_t;
 
-// A wait that is longer than this ends asleep: at a barrier, and between runs. Waking somebody up
+// A wait that is longer than this ends asleep: after a phase, and between runs. Waking somebody up
 // takes about 50 us, of which 25 are the caller's, and a step of decode follows the last one after
 // 100 to 200.
 constexpr Nanoseconds kLongestSpin = 50'000;
@@ -36,41 +37,58 @@ struct alignas(128) Alone {
   T value{};
 };
 
-// Returns once the gate's count is no longer `old`: spins for a time, and then sleeps.
-void wait(Gate& gate, std::uint32_t old, Nanoseconds spin) {
-  const Nanoseconds end = now() + spin;
+// Whether `done` holds within that time.
+template <typename F>
+bool spin(Nanoseconds time, F done) {
+  const Nanoseconds end = now() + time;
   do {
-    for (int i = 0; i < 16 && gate.count() == old; ++i) relax();
-  } while (gate.count() == old && now() < end);
-  while (gate.count() == old) gate.sleep(old);
+    for (int i = 0; i < 16; ++i) {
+      if (done()) return true;
+      relax();
+    }
+  } while (now() < end);
+  return false;
 }
 
-// Thrown out of barrier() where another worker has failed.
-struct Abandoned {};
+// What a team is at, in one word. Phases are counted through all runs; there are members while a
+// run is open, and a phase is over when as many have arrived.
+struct State {
+  static constexpr std::uint64_t kArrived = 1, kMember = 1 << 12, kEveryone = 1 << 24;
+
+  std::uint64_t word;
+
+  std::uint32_t phase() const { return static_cast<std::uint32_t>(word >> 32); }
+  std::uint64_t members() const { return word / kMember % 4096; }
+  std::uint64_t arrived() const { return word % kMember; }
+  // Nobody joins or leaves: all workers are members from the beginning.
+  bool everyone() const { return (word & kEveryone) != 0; }
+  // The next phase, with the same members, or with none: the run is over.
+  State next(bool over) const {
+    const std::uint64_t number = std::uint64_t{phase() + 1} << 32;
+    return {over ? number : number | (word & kEveryone) | members() * kMember};
+  }
+};
 
 }  // namespace
 
 struct Threads::Team {
-  Alone<Gate> started;                        // runs begun
-  Alone<std::atomic<std::uint32_t>> arrived;  // workers at the barrier
-  Alone<Gate> epoch;                          // barriers passed
-  Alone<Gate> finished;                       // workers through with this run, but for worker 0
+  Alone<std::atomic<std::uint64_t>> state;
+  Alone<Gate> moved;  // opened after each change of the phase
   Alone<std::atomic<bool>> failed;
-  const std::function<void(int)>* work = nullptr;
-  bool stopping = false;
+  const Work* work = nullptr;
+  std::uint32_t first = 0, end = 0;  // phases of this run
+  std::atomic<bool> stopping = false;
   bool crowded = false;  // more workers than cores
   std::mutex mutex;      // guards error
   std::exception_ptr error;
   std::vector<Alone<std::atomic<int>>> cores;  // where each worker was last seen
   std::vector<std::thread> threads;
 
-  // Waits until the gate's count is no longer `old`; asleep if another worker is on the same core,
-  // which it can do nothing on meanwhile.
-  void wait(int worker, Gate& gate, std::uint32_t old) {
-    if (gate.count() == old) {
-      const Nanoseconds longest = &gate == &epoch.value ? kLongestSpin : kLongestPause;
-      smollm2::wait(gate, old, crowded ? kCrowdedSpin : shares_core(worker) ? 0 : longest);
-    }
+  State now_at() const { return {state.value.load(std::memory_order_acquire)}; }
+
+  // Another worker on the same core can do nothing while this one spins.
+  Nanoseconds patience(int worker, Nanoseconds longest) {
+    return crowded ? kCrowdedSpin : shares_core(worker) ? 0 : longest;
   }
 
   bool shares_core(int worker) {
@@ -84,46 +102,108 @@ struct Threads::Team {
     return false;
   }
 
-  void attempt(int worker) {
-    cores[static_cast<std::size_t>(worker)].value.store(current_core(), std::memory_order_relaxed);
-    try {
-      (*work)(worker);
-    } catch (const Abandoned&) {
-      return;
-    } catch (...) {
-      {
+  // Opens a run; nobody is in one.
+  void open(bool everyone) {
+    first = now_at().phase() + 1;
+    const std::uint64_t number = std::uint64_t{first} << 32;
+    state.value.store(everyone ? number | State::kEveryone | cores.size() * State::kMember
+                               : number | State::kMember,
+                      std::memory_order_release);
+    moved.value.open();
+  }
+
+  // Becomes a member of the run that is open, if there is one: the phase that it is at.
+  std::optional<std::uint32_t> join() {
+    State at = now_at();
+    while (at.members() > 0) {
+      if (at.everyone() || state.value.compare_exchange_weak(at.word, at.word + State::kMember,
+                                                             std::memory_order_acq_rel)) {
+        return at.phase();
+      }
+    }
+    return std::nullopt;
+  }
+
+  // Works from a phase on, as a member, until the run is over or a wait was long.
+  void take_part(int worker, std::uint32_t phase) {
+    do {
+      cores[static_cast<std::size_t>(worker)].value.store(current_core(),
+                                                          std::memory_order_relaxed);
+      try {
+        (*work)(worker, static_cast<int>(phase - first));
+      } catch (...) {
         const std::lock_guard lock(mutex);
         if (!error) error = std::current_exception();
+        failed.value.store(true, std::memory_order_relaxed);
       }
-      failed.value.store(true, std::memory_order_release);
-      epoch.value.open();
+    } while (arrive(worker, phase++));
+  }
+
+  // Through with a phase: whether this worker is a member of the next one.
+  bool arrive(int worker, std::uint32_t phase) {
+    State at = now_at();
+    while (true) {
+      const bool last = at.arrived() + 1 == at.members();
+      const bool over = phase + 1 == end || failed.value.load(std::memory_order_relaxed);
+      const State next = last ? at.next(over) : State{at.word + State::kArrived};
+      if (!state.value.compare_exchange_weak(at.word, next.word, std::memory_order_acq_rel)) {
+        continue;
+      }
+      if (!last) return wait(worker, phase);
+      moved.value.open();
+      return !over;
     }
   }
 
-  void live(int worker) {
-    for (std::uint32_t seen = 0;; ++seen) {
-      wait(worker, started.value, seen);
-      if (stopping) return;
-      attempt(worker);
-      finished.value.open();
+  // After it has arrived.
+  bool wait(int worker, std::uint32_t phase) {
+    const auto moved_on = [&] { return now_at().phase() != phase; };
+    if (!moved_on() && !spin(patience(worker, kLongestSpin), moved_on)) {
+      const bool left = leave(phase);
+      sleep(moved_on);
+      if (left) return false;
     }
+    const State at = now_at();
+    return at.phase() == phase + 1 && at.members() > 0;
   }
 
-  void begin() { started.value.open(); }
+  // Leaves the members, unless the phase is over meanwhile or all are needed.
+  bool leave(std::uint32_t phase) {
+    State at = now_at();
+    while (at.phase() == phase && !at.everyone()) {
+      if (state.value.compare_exchange_weak(at.word, at.word - State::kMember - State::kArrived,
+                                            std::memory_order_acq_rel)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  template <typename F>
+  void sleep(F done) {
+    while (true) {
+      const std::uint32_t seen = moved.value.count();
+      if (done()) return;
+      moved.value.sleep(seen);
+    }
+  }
 
   void stop() {
-    stopping = true;
-    begin();
+    stopping.store(true, std::memory_order_release);
+    moved.value.open();
     for (std::thread& thread : threads) thread.join();
   }
 
-  // Returns once all but worker 0 are through.
-  void finish() {
-    const auto others = static_cast<std::uint32_t>(cores.size() - 1);
+  void live(int worker) {
     while (true) {
-      const std::uint32_t seen = finished.value.count();
-      if (seen == others) return;
-      wait(0, finished.value, seen);
+      const std::uint32_t seen = moved.value.count();
+      if (stopping.load(std::memory_order_acquire)) return;
+      if (const auto phase = join()) {
+        take_part(worker, *phase);
+      } else {
+        const auto moved_on = [&] { return moved.value.count() != seen; };
+        if (!spin(patience(worker, kLongestPause), moved_on)) sleep(moved_on);
+      }
     }
   }
 };
@@ -157,36 +237,33 @@ Threads::~Threads() {
 }
 
 void Threads::run(const std::function<void(int)>& work) {
-  if (count_ == 1) return work(0);
+  run(1, [&](int worker, int) { work(worker); }, true);
+}
+
+void Threads::run(int phases, const std::function<void(int, int)>& work) {
+  run(phases, work, false);
+}
+
+void Threads::run(int phases, const Work& work, bool everyone) {
+  if (count_ == 1) {
+    for (int phase = 0; phase < phases; ++phase) work(0, phase);
+    return;
+  }
+  if (phases < 1) return;
   if (owner_ != process_id()) {
     static_cast<void>(team_.release());
     start();
     owner_ = process_id();
   }
-  team_->work = &work;
-  team_->error = nullptr;
-  team_->failed.value.store(false, std::memory_order_relaxed);
-  team_->arrived.value.store(0, std::memory_order_relaxed);
-  team_->finished.value.reset();
-  team_->begin();
-  team_->attempt(0);
-  team_->finish();
-  if (team_->error) std::rethrow_exception(team_->error);
-}
-
-void Threads::barrier(int worker) {
-  if (count_ == 1) return;
   Team& team = *team_;
-  const std::uint32_t epoch = team.epoch.value.count();
-  if (team.failed.value.load(std::memory_order_acquire)) throw Abandoned{};
-  if (team.arrived.value.fetch_add(1, std::memory_order_acq_rel) + 1 ==
-      static_cast<std::uint32_t>(count_)) {
-    team.arrived.value.store(0, std::memory_order_relaxed);
-    team.epoch.value.open();
-  } else {
-    team.wait(worker, team.epoch.value, epoch);
-  }
-  if (team.failed.value.load(std::memory_order_acquire)) throw Abandoned{};
+  team.work = &work;
+  team.error = nullptr;
+  team.failed.value.store(false, std::memory_order_relaxed);
+  team.end = team.now_at().phase() + 1 + static_cast<std::uint32_t>(phases);
+  team.open(everyone);
+  team.take_part(0, team.first);
+  while (const auto phase = team.join()) team.take_part(0, *phase);
+  if (team.error) std::rethrow_exception(team.error);
 }
 
 }  // namespace smollm2

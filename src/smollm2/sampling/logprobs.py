@@ -5,6 +5,7 @@ A logprob is the natural logarithm of a token's probability: log-softmax of the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +61,7 @@ def check_logits(best: np.floating, position: int) -> None:
     NumPy's ``max`` and ``argmax`` pick NaN over +inf over any number, so the largest alone tells
     whether logits hold NaN or +inf, or nothing but -inf.
     """
-    if not np.isfinite(best):
+    if not math.isfinite(best):
         raise NumericsError(
             f"the logits at position {position} hold {_oddity(best)}: the weights may be damaged, "
             "or overflow in this dtype"

@@ -64,14 +64,14 @@ class Sampler:
         Raises ``NumericsError`` where the logits hold NaN or +inf or leave no token to choose,
         ``InputError`` where an option names a token that they do not have.
         """
-        best = int(np.argmax(logits))
+        best = int(logits.argmax())
         check_logits(logits[best], position)
         if len(logits) != self._checked_vocab_size:
             self.params.check_ids(len(logits))
             self._checked_vocab_size = len(logits)
         scores = self._process(logits, prompt_ids, output_ids)
         if scores is not logits:
-            best = int(np.argmax(scores))
+            best = int(scores.argmax())
             if not np.isfinite(scores[best]):
                 raise NumericsError(
                     f"no token can be chosen at position {position}: the logits of all "

@@ -13,9 +13,9 @@
 namespace smollm2 {
 namespace {
 
+#include "kernels/attention.inl"
 #include "kernels/elementwise.inl"
 #include "kernels/linear.inl"
-#include "kernels/attention.inl"
 
 constexpr Kernels table{
     SMOLLM2_TEXT(SMOLLM2_ISA),

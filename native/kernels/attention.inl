@@ -7,6 +7,7 @@
 
 #include "kernels/kv_block.inl"
 #include "kernels/line_sums.inl"
+#include "kernels/softmax.inl"
 
 constexpr int kRowsAtOnce = 3;        // rows that share each line loaded; SmolLM2's heads a kv head
 constexpr int kGroupsAtOnce = 4;      // of rows, that go through a page while it is near
@@ -43,59 +44,6 @@ void prepare_query(const float* query, int head_size, int row, Prepared& out) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Softmax
-
-constexpr float kLaneNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
-// `a` at places of tile `tile` before `seen`, `rest` at the others.
-inline V keep_seen(V a, int tile, int seen, float rest) {
-  const int here = seen - tile * kTileRows;
-  if (here >= kTileRows) return a;
-  return if_greater(broadcast(static_cast<float>(here)), load(kLaneNumbers), a, broadcast(rest));
-}
-
-// 2^x for x <= 0, off by less than 2e-7; 0 below -126, so that nothing is subnormal.
-// 2^r - 1 = r q(r): q fitted for the least greatest relative error of 2^r over |r| <= 1/2.
-inline V power_not_positive(V x) {
-  const V n = round(x);
-  const V r = sub(x, n);
-  V q = broadcast(0x1.5bba14p-10f);
-  q = fma(q, r, broadcast(0x1.3cea88p-7f));
-  q = fma(q, r, broadcast(0x1.c6b752p-5f));
-  q = fma(q, r, broadcast(0x1.ebf9bcp-3f));
-  q = fma(q, r, broadcast(0x1.62e42ap-1f));
-  return scale_unless_below(fma(q, r, broadcast(1.0f)), n, x, -126.0f);
-}
-
-// total[r] merged with part[r] where the part is not empty.
-template <int rows>
-void merge_rows(Partial* total, const Partial* part, int head_size) {
-  float fall[kLanes] = {};
-  for (int r = 0; r < rows; ++r) {
-    const float rise = part[r].maximum - total[r].maximum;  // +inf where the total is empty
-    fall[r] = rise > 0.0f ? -rise : rise;
-  }
-  store(fall, power_not_positive(load(fall)));
-  for (int r = 0; r < rows; ++r) {
-    if (part[r].sum == 0.0f) continue;
-    const bool rises = part[r].maximum > total[r].maximum;
-    const float keep = rises ? fall[r] : 1.0f, take = rises ? 1.0f : fall[r];
-    const V kept = broadcast(keep), taken = broadcast(take);
-    float* const to = total[r].mixed;
-    const float* const from = part[r].mixed;
-    for_vectors(head_size, [&](int d, auto get, auto put) {
-      put(to + d, fma(get(to + d), kept, mul(get(from + d), taken)));
-    });
-    total[r].sum = total[r].sum * keep + part[r].sum * take;
-    total[r].maximum = rises ? part[r].maximum : total[r].maximum;
-  }
-}
-
-void merge(Partial& total, const Partial& part, int head_size) {
-  merge_rows<1>(&total, &part, head_size);
-}
-
-// ---------------------------------------------------------------------------------------------
 // Pages
 
 // kPagesAtOnce pages at most.
@@ -103,10 +51,13 @@ struct Unit {
   const std::uint8_t* const* blocks;
   int pages;
   int left;  // blocks from the first of these on that are to be fetched in time
+  // Whether there is no other unit in the call. What comes next is likely to be as long then, and
+  // each page fetches as much of the same page there as it is read itself.
+  bool alone;
   // From a block to the one in the next unit: pages may lie anywhere, so that the processor cannot
   // guess. Twice as fast as without, and as one page ahead, where the cache lies in memory.
   std::ptrdiff_t ahead(int page) const {
-    const int next = page + kPagesAtOnce;
+    const int next = page + (alone ? pages : kPagesAtOnce);
     return next < left ? blocks[next] - blocks[page] : 0;
   }
 };
@@ -119,6 +70,7 @@ struct RowGroup {
   int seen[rows];
   alignas(64) float scores[rows * kPlacesAtOnce];
   int pages() const { return (most + kPage - 1) / kPage; }
+  int tiles() const { return whole_tiles(most) / kTileRows; }
 };
 
 // Scales of one page: of keys, then of values.
@@ -138,15 +90,23 @@ void score(const Prepared& queries, int head_size, const Unit& unit, int page, b
                         block.columns / Kv::key_width,
                         Kv::whole ? queries.start + group.first : nullptr,
                         queries.scale + group.first};
-  const Lines lines{
-      {unit.blocks[page]}, {fetches ? unit.ahead(page) : 0},
-      {block.key_steps},   1,
-      kPlaceTiles,         64,
-      kKeyStepBytes,       Kv::whole ? scales_of<Kv>(unit.blocks[page], head_size) : nullptr};
+  const std::uint8_t* const at = unit.blocks[page];
+  const std::ptrdiff_t ahead = fetches ? unit.ahead(page) : 0;
+  // Each line fetches another one, so that whoever fetches a whole page goes through a whole one.
+  const int tiles = ahead != 0 && !unit.alone ? kPlaceTiles : group.tiles() - page * kPlaceTiles;
+  const Lines lines{{at},
+                    {ahead},
+                    {block.key_steps},
+                    1,
+                    tiles < kPlaceTiles ? tiles : kPlaceTiles,
+                    64,
+                    kKeyStepBytes,
+                    Kv::whole ? scales_of<Kv>(at, head_size) : nullptr};
   sum_rows<typename Kv::Key, rows>(lines, factors, group.scores + page * kPage, kPlacesAtOnce);
 }
 
-// The maximum of what each row sees; scores of what it does not see become -inf.
+// The maximum of what each row sees; scores of what it does not see become -inf, up to an even
+// tile.
 template <int rows>
 void find_maxima(RowGroup<rows>& group, Partial* part) {
   for (int r = 0; r < rows; ++r) {
@@ -156,23 +116,28 @@ void find_maxima(RowGroup<rows>& group, Partial* part) {
     for (; tile < group.seen[r] / kTileRows; ++tile) {
       greatest = max(greatest, load(s + tile * kTileRows));
     }
-    for (; tile < group.pages() * kPlaceTiles; ++tile) {
+    for (; tile < group.tiles(); ++tile) {
       const V seen = keep_seen(load(s + tile * kTileRows), tile, group.seen[r], -INFINITY);
       store(s + tile * kTileRows, seen);
       greatest = max(greatest, seen);
     }
+    if (tile % 2 != 0) store(s + tile * kTileRows, broadcast(-INFINITY));
     part[r].maximum = max(greatest);
   }
 }
 
-// Probabilities of a row times the scales of their values, 32 together in 8 bits: what the sums
-// over each part are to be multiplied with goes to `factors`.
+// What becomes of the products of one row's probabilities with the scales of their values, 32 of
+// which are rounded to 8 bits together: the greatest of each 32 as V, and the sum of probabilities.
+struct Weights {
+  V greatest, total;
+};
+
+// Makes a row's scores such products, those of the first `parts` times 32 places.
 template <typename Kv>
-V round_probabilities(const Unit& unit, int head_size, float* scores, V maximum, int seen,
-                      std::uint32_t* words, float* factors) {
+Weights multiply_probabilities(const Unit& unit, int head_size, float* scores, V maximum, int seen,
+                               int parts) {
   constexpr int tiles = Kv::part / kTileRows;
   static_assert(tiles == 2);
-  const int parts = (seen + kPage - 1) / kPage * (kPage / Kv::part);
   V total = zero(), greatest[kMostParts];
   for (V& x : greatest) x = zero();
   for (int i = 0; i < parts; ++i) {
@@ -188,43 +153,63 @@ V round_probabilities(const Unit& unit, int head_size, float* scores, V maximum,
     }
     greatest[i] = greater_bits(product[0], product[1]);
   }
-  float inverse[kLanes];
-  const V most = maxima(greatest);
-  store(factors, mul(most, broadcast(1.0f / 255.0f)));
-  // 0 where a reciprocal may be infinite; NaN stays.
-  store(inverse, if_greater(broadcast(0x1p-118f), most, zero(), div(broadcast(255.0f), most)));
+  return {maxima(greatest), total};
+}
+
+// Rounds them, `inverse` [parts] times each.
+template <typename Kv>
+void round_products(const float* products, const float* inverse, int parts, std::uint32_t* words) {
+  constexpr int tiles = Kv::part / kTileRows;
   for (int i = 0; i < parts; ++i) {
     I whole[tiles];
     for (int t = 0; t < tiles; ++t) {
-      const V product = load(scores + i * Kv::part + t * kTileRows);
+      const V product = load(products + i * Kv::part + t * kTileRows);
       whole[t] = to_int(mul(product, broadcast(inverse[i])));
     }
     Kv::Value::prepare(whole, Kv::part, words + i * (Kv::part / Kv::Value::word));
   }
-  return total;
 }
 
 // Probabilities of a group as factors, in `words` [rows][kPlacesAtOnce], and factors of the sums
-// over each part in `factors` [rows][kLanes].
+// over each part in `factors` [rows][kLanes]. Row by row in each step, so that one row's slow steps
+// pass while the others are under way.
 template <typename Kv, int rows>
-void weigh(const Unit& unit, int head_size, RowGroup<rows>& group, Partial* part,
-           std::uint32_t* words, float* factors) {
+void weigh_whole(const Unit& unit, int head_size, RowGroup<rows>& group, Partial* part,
+                 std::uint32_t* words, float* factors) {
+  float inverse[rows * kLanes];
+  int parts[rows];
+  V total[rows];
   for (int r = 0; r < rows; ++r) {
-    float* const scores = group.scores + r * kPlacesAtOnce;
-    std::uint32_t* const to = words + r * kPlacesAtOnce;
+    // Factors of what this row does not see, but another one does, are zeros.
+    std::memset(words + r * kPlacesAtOnce, 0,
+                static_cast<std::size_t>(group.pages() * (kPage / Kv::Value::word)) * 4);
+    parts[r] = (group.seen[r] + Kv::part - 1) / Kv::part;
+    const Weights weights =
+        multiply_probabilities<Kv>(unit, head_size, group.scores + r * kPlacesAtOnce,
+                                   broadcast(part[r].maximum), group.seen[r], parts[r]);
+    const V most = weights.greatest;
+    total[r] = weights.total;
+    store(factors + r * kLanes, mul(most, broadcast(1.0f / 255.0f)));
+    // 0 where a reciprocal may be infinite; NaN stays.
+    store(inverse + r * kLanes,
+          if_greater(broadcast(0x1p-118f), most, zero(), div(broadcast(255.0f), most)));
+  }
+  for (int r = 0; r < rows; ++r) {
+    round_products<Kv>(group.scores + r * kPlacesAtOnce, inverse + r * kLanes, parts[r],
+                       words + r * kPlacesAtOnce);
+    part[r].sum = group.seen[r] == 0 ? 0.0f : sum(total[r]);
+  }
+}
+
+template <typename Kv, int rows>
+void weigh_floats(RowGroup<rows>& group, Partial* part, std::uint32_t* words) {
+  for (int r = 0; r < rows; ++r) {
     const V maximum = broadcast(part[r].maximum);
     V total = zero();
-    if constexpr (Kv::whole) {
-      // Factors of what this row does not see, but another one does, are zeros.
-      std::memset(to, 0, static_cast<std::size_t>(group.pages() * (kPage / Kv::Value::word)) * 4);
-      total = round_probabilities<Kv>(unit, head_size, scores, maximum, group.seen[r], to,
-                                      factors + r * kLanes);
-    } else {
-      for (int i = 0; i < group.pages() * kPage; i += kLanes) {
-        const V p = power_not_positive(sub(load(scores + i), maximum));
-        total = add(total, p);
-        Kv::Value::prepare(&p, kLanes, to + i);
-      }
+    for (int i = 0; i < group.tiles() * kTileRows; i += kLanes) {
+      const V p = power_not_positive(sub(load(group.scores + r * kPlacesAtOnce + i), maximum));
+      total = add(total, p);
+      Kv::Value::prepare(&p, kLanes, words + r * kPlacesAtOnce + i);
     }
     part[r].sum = group.seen[r] == 0 ? 0.0f : sum(total);
   }
@@ -268,10 +253,17 @@ void mix(const Call& call, const Unit& unit, bool fetches, RowGroup<rows>& group
   Partial part[rows];
   for (int r = 0; r < rows; ++r) part[r].mixed = mixed + r * columns;
   find_maxima(group, part);
-  weigh<Kv>(unit, call.head_size, group, part, words, scales);
-  const Factors factors{
-      words,   kPlacesAtOnce, Kv::part / Kv::Value::word, Kv::part / Kv::value_width,
-      nullptr, scales};
+  if constexpr (Kv::whole) {
+    weigh_whole<Kv>(unit, call.head_size, group, part, words, scales);
+  } else {
+    weigh_floats<Kv>(group, part, words);
+  }
+  const Factors factors{words,
+                        kPlacesAtOnce,
+                        Kv::part / Kv::Value::word,
+                        Kv::part / Kv::value_width,
+                        nullptr,
+                        Kv::whole ? scales : nullptr};
   sum_rows<typename Kv::Value, rows>(value_lines<Kv>(unit, call.head_size, group.most, fetches),
                                      factors, mixed, columns);
   merge_rows<rows>(call.out + group.first, part, call.head_size);
@@ -311,7 +303,7 @@ void attend_pages(const float* queries, int rows, const std::uint8_t* const* blo
   const Call call{prepared, visible, head_size, out};
   for (int page = 0; page < pages; page += kPagesAtOnce) {
     const int count = pages - page < kPagesAtOnce ? pages - page : kPagesAtOnce;
-    const Unit unit{blocks + page, count, pages + more - page};
+    const Unit unit{blocks + page, count, pages + more - page, pages <= kPagesAtOnce};
     int row = 0;
     while (row + kRowsAtOnce <= rows) {
       const int whole = (rows - row) / kRowsAtOnce;

@@ -40,10 +40,8 @@ struct Ahead {
   }
 };
 
-// The columns of a tile that the matrix has.
-inline void store_tile(V a, const Matrix& w, int tile, bool to_be_added, float* out_row) {
-  float* to = out_row + tile * kTileRows;
-  const int left = w.rows - tile * kTileRows;
+// One row's sums of a tile; the last tile may stick out of the matrix by all but `left` columns.
+inline void store_tile(V a, int left, bool to_be_added, float* to) {
   if (left >= kTileRows) {
     store(to, to_be_added ? add(load(to), a) : a);
   } else {
@@ -52,11 +50,15 @@ inline void store_tile(V a, const Matrix& w, int tile, bool to_be_added, float* 
 }
 
 template <int rows, int tiles, typename Work>
-inline void store_sums(const V (&total)[rows][tiles], const Work& work, int row, int tile) {
-  for (int r = 0; r < rows; ++r) {
-    float* out = work.out.data + static_cast<std::ptrdiff_t>(row + r) * work.out.stride;
-    for (int t = 0; t < tiles; ++t) store_tile(total[r][t], work.w, tile + t, work.out.add, out);
-  }
+SMOLLM2_INLINE inline void store_sums(const V (&total)[rows][tiles], const Work& work, int row,
+                                      int tile) {
+  float* const out = work.out.data + static_cast<std::ptrdiff_t>(row) * work.out.stride +
+                     static_cast<std::ptrdiff_t>(tile) * kTileRows;
+  const int left = work.w.rows - tile * kTileRows;
+  each_sum<rows, tiles>([&](auto r, auto t) SMOLLM2_INLINE {
+    store_tile(total[r][t], left - t * kTileRows, work.out.add,
+               out + r * work.out.stride + t * kTileRows);
+  });
 }
 
 #include "kernels/linear_float.inl"

@@ -135,9 +135,7 @@ struct IntegerBlock {
     const std::uint8_t* block = work.w.data + static_cast<std::size_t>(tile) * stride;
     GroupOfRows<terms> x(work.x, work.row + row);
     V total[rows][tiles];
-    for (auto& of_row : total) {
-      for (V& sum_of_tile : of_row) sum_of_tile = zero();
-    }
+    each_sum<rows, tiles>([&](auto r, auto t) SMOLLM2_INLINE { total[r][t] = zero(); });
     Ahead fetching = ahead;  // in registers
     const int blocks = padded(work.w.cols) / kBlock;
     for (int b = 0; b < blocks; ++b, block += block_bytes(Format::kind)) {

@@ -222,8 +222,8 @@ void Threads::start() {
   } catch (const std::system_error& error) {
     team_->stop();
     team_.reset();
-    throw std::runtime_error("the system cannot start " + std::to_string(count_) +
-                             " threads (" + error.code().message() + "): take fewer");
+    throw std::runtime_error("the system cannot start " + std::to_string(count_) + " threads (" +
+                             error.code().message() + "): take fewer");
   }
 }
 

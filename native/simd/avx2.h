@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "simd/each.h"
+
 namespace smollm2 {
 namespace {
 
@@ -143,7 +145,7 @@ inline V load_int16(const std::int16_t* p) {
 
 // ---- bytes
 // Asks for a line of the second-level cache; there may be no such memory.
-inline void prefetch(const std::uint8_t* p) {
+SMOLLM2_INLINE inline void prefetch(const std::uint8_t* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 inline B load_bytes(const void* p) {

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "simd/each.h"
+
 namespace smollm2 {
 namespace {
 
@@ -163,7 +165,7 @@ inline V load_int16(const std::int16_t* p) {
 
 // ---- bytes
 // Asks for a line of the second-level cache; there may be no such memory.
-inline void prefetch(const std::uint8_t* p) { __builtin_prefetch(p, 0, 2); }
+SMOLLM2_INLINE inline void prefetch(const std::uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 inline B load_bytes(const void* p) {
   return quarters<B>([&](int i) { return vld1q_u8(static_cast<const std::uint8_t*>(p) + 16 * i); });
 }

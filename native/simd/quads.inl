@@ -25,7 +25,9 @@ struct QuadDot {
       store_terms(high + i, high + count + i, x[i / kLanes], carry);
     }
   }
-  static Acc begin(std::int32_t start) { return {broadcast_int(0), broadcast_int(kSignedDots ? 0 : start)}; }
+  static Acc begin(std::int32_t start) {
+    return {broadcast_int(0), broadcast_int(kSignedDots ? 0 : start)};
+  }
   static Line line(const std::uint8_t* p) {
     return kSignedDots ? flip_sign(hold_line(p)) : hold_line(p);
   }

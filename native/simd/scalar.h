@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "pack/half.h"
+#include "simd/each.h"
 
 namespace smollm2 {
 namespace {

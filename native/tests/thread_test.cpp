@@ -1,4 +1,4 @@
-// Teams of threads: who meets at barriers, who fails, and several at once.
+// Teams of threads: phases in order, who fails, and several at once.
 #include <algorithm>
 #include <atomic>
 #include <mutex>

@@ -13,9 +13,11 @@
 namespace smollm2 {
 namespace {
 
-#include "kernels/attention.inl"
+// clang-format off: each uses what those before it define
 #include "kernels/elementwise.inl"
 #include "kernels/linear.inl"
+#include "kernels/attention.inl"
+// clang-format on
 
 constexpr Kernels table{
     SMOLLM2_TEXT(SMOLLM2_ISA),

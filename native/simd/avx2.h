@@ -76,9 +76,6 @@ inline __m128i load_eight(const std::uint16_t* p) {
 inline V load_half(const std::uint16_t* p) {
   return {_mm256_cvtph_ps(load_eight(p)), _mm256_cvtph_ps(load_eight(p + 8))};
 }
-inline __m256 floats_of_bf16(__m128i halves) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
 inline V even_bf16(B pairs) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs.low, 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(pairs.high, 16))};
@@ -132,10 +129,6 @@ inline void store_int8(std::int8_t* p, I a) {
 inline void store_int16(std::int16_t* p, I a) {
   const __m256i words = _mm256_packs_epi32(a.low, a.high);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(words, 0xd8));
-}
-inline V load_int8(const std::int8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return to_float(I{_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
 }
 inline V load_int16(const std::int16_t* p) {
   const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

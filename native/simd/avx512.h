@@ -108,10 +108,6 @@ inline void store_int8(std::int8_t* p, I a) {
 inline void store_int16(std::int16_t* p, I a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v));
 }
-inline V load_int8(const std::int8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
-}
 inline V load_int16(const std::int16_t* p) {
   const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(words))};

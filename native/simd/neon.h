@@ -152,13 +152,6 @@ inline void store_int8(std::int8_t* p, I a) { vst1q_s8(p, low_bytes(a)); }
 inline void store_int16(std::int16_t* p, I a) {
   for (int i = 0; i < 4; ++i) vst1_s16(p + 4 * i, vmovn_s32(a.q[i]));
 }
-inline V load_int8(const std::int8_t* p) {
-  const int8x16_t bytes = vld1q_s8(p);
-  const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
-  const I all{{vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)),
-               vmovl_high_s16(high)}};
-  return to_float(all);
-}
 inline V load_int16(const std::int16_t* p) {
   return quarters<V>([&](int i) { return vcvtq_f32_s32(vmovl_s16(vld1_s16(p + 4 * i))); });
 }

@@ -173,9 +173,6 @@ inline void store_int8(std::int8_t* p, I a) {
 inline void store_int16(std::int16_t* p, I a) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<std::int16_t>(a.lane[i]);
 }
-inline V load_int8(const std::int8_t* p) {
-  return lanes<V>([&](int i) { return static_cast<float>(p[i]); });
-}
 inline V load_int16(const std::int16_t* p) {
   return lanes<V>([&](int i) { return static_cast<float>(p[i]); });
 }

@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from smollm2.cli.app import app_for
-from smollm2.cli.grouping import grouped
-from smollm2.cli.options import Loading, Sampling
+from smollm2.cli.grouping import HIDDEN, grouped
+from smollm2.cli.options import Computing, Loading, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,21 @@ def test_fields_are_options_in_the_place_of_the_parameter() -> None:
     assert command.__doc__ == "Say something."
 
 
+def test_a_hidden_group_is_taken_but_not_shown(capsys: pytest.CaptureFixture) -> None:
+    got: list[Size] = []
+
+    @grouped
+    def command(*, size: Annotated[Size, HIDDEN]) -> None:
+        got.append(size)
+
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(command)
+    invoke(app, "--height", "4")
+    assert got == [Size(height=4)]
+    invoke(app, "--help")
+    assert "--height" not in capsys.readouterr().out
+
+
 def test_a_field_without_a_default_is_required() -> None:
     @grouped
     def command(*, size: Size) -> None:
@@ -59,7 +74,7 @@ def test_a_field_without_a_default_is_required() -> None:
         invoke(app)
 
 
-@pytest.mark.parametrize("group", [Loading, Sampling])
+@pytest.mark.parametrize("group", [Computing, Loading, Sampling])
 @pytest.mark.parametrize("command", ["run", "chat"])
 def test_run_and_chat_take_the_same_options(command: str, group: type) -> None:
     """What one of the two can be told, the other can."""

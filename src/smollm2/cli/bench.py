@@ -52,6 +52,7 @@ Repeats = Annotated[
 def bench(
     *,
     loading: options.Loading,
+    computing: options.Computing,
     quant: options.Quant = None,
     prompt: Prompt = 512,
     decode: Decode = 128,
@@ -72,7 +73,7 @@ def bench(
     from smollm2.bench import Workload, measure, peak_memory, probe, read_first_prompt
 
     terminal = Terminal(no_color=no_color)
-    backend = loading.backend or default_backend()
+    backend = computing.backend or default_backend()
     try:
         works = [
             Workload(prompt=prompt, decode=decode, depth=each, batch=rows, repeats=repeats)
@@ -82,7 +83,7 @@ def bench(
         raise UsageError(str(error)) from None
     name = fetched(loading, terminal, prepare=backend == "native" and quant is None)
     started = perf_counter()
-    loaded = load_model(replace(loading, backend=backend), terminal, quant=quant)
+    loaded = load_model(loading, replace(computing, backend=backend), terminal, quant=quant)
     lm = loaded.lm
     read_first_prompt(lm)
     first_token = perf_counter() - started

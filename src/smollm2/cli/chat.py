@@ -8,7 +8,7 @@ import typer
 
 from smollm2.cli import options
 from smollm2.cli.conversation import Conversation
-from smollm2.cli.grouping import grouped
+from smollm2.cli.grouping import HIDDEN, grouped
 from smollm2.cli.loading import load_model
 from smollm2.cli.terminal import Terminal
 from smollm2.cli.usage import UsageError
@@ -18,7 +18,8 @@ from smollm2.cli.usage import UsageError
 def chat(
     *,
     loading: options.Loading,
-    quant: options.Quant = None,
+    computing: Annotated[options.Computing, HIDDEN],
+    quant: options.HiddenQuant = None,
     system: Annotated[
         str | None,
         typer.Option(
@@ -39,12 +40,14 @@ def chat(
 ) -> None:
     """Talk with a model. Each line of a pipe is a turn.
 
+    --backend, --quant, --threads and --kv say what computes, as in smollm2 bench.
+
     Example: smollm2 chat --system "You answer in one sentence."
     """
     terminal = Terminal(no_color=no_color)
     if no_system and system is not None:
         raise UsageError("--system and --no-system exclude each other: give one of them")
     params = sampling.params()
-    loaded = load_model(loading, terminal, quant=quant)
+    loaded = load_model(loading, computing, terminal, quant=quant)
     session = loaded.chat(False if no_system else system, params=params, drop_oldest=drop_oldest)
     Conversation(session, terminal).run(loading.model)

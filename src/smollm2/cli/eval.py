@@ -32,6 +32,7 @@ def eval_(
     *,
     text: Annotated[Path, typer.Option("--text", metavar="FILE", help="Text to read, in UTF-8.")],
     loading: options.Loading,
+    computing: options.Computing,
     quant: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,14 +63,14 @@ def eval_(
     terminal = Terminal(no_color=no_color)
     chosen, kinds = _numbers(windows), _kinds(quant)
     content = options.read_file(text)
-    reference = load_model(_reference(loading), terminal)
+    reference = load_model(loading, options.Computing(backend="numpy"), terminal)
     ids = reference.tokenizer.encode(content)
     size = min(evaluation.WINDOW, reference.config.max_position_embeddings)
     if "," in windows:
         parts = evaluation.windows(ids, size=size, choose=chosen)
     else:
         parts = evaluation.windows(ids, size=size)[: chosen[0]]
-    load = partial(load_model, loading, terminal)
+    load = partial(load_model, loading, computing, terminal)
     rows: list[tuple[str, Quality]] = []
     try:
         with terminal.status() as say:
@@ -82,11 +83,6 @@ def eval_(
                 f"{name} changes perplexity by {quality.change:+.1%}, more than "
                 f"{evaluation.TOLERATED:.0%}: take another kind for everyday use"
             )
-
-
-def _reference(loading: options.Loading) -> options.Loading:
-    """The same model in float32."""
-    return options.Loading(model=loading.model, offline=loading.offline, backend="numpy")
 
 
 def _compared(

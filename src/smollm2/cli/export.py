@@ -17,16 +17,26 @@ if TYPE_CHECKING:
     from smollm2.export import Exported
     from smollm2.formats.smol import SmolTensor
 
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL [OUT] | CONFIG TOKENIZER WEIGHTS OUT",
+        help="Name, folder or file, and what to write; or its files, one by one.",
+        show_default=False,
+    ),
+]
+Calibration = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE",
+        help="Text that q8 and q4 are fitted to.  [default: the package's own]",
+    ),
+]
+
 
 def export(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL [OUT] | CONFIG TOKENIZER WEIGHTS OUT",
-            help="Name, folder or file, and what to write; or its files, one by one.",
-            show_default=False,
-        ),
-    ],
+    paths: Paths,
     to: Annotated[
         Literal["smol"], typer.Option("--to", metavar="smol", help="The format to write.")
     ] = "smol",
@@ -41,14 +51,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="OUT", help="The file to write.")
     ] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            "--calibration",
-            metavar="FILE",
-            help="Text that q8 and q4 are fitted to.  [default: the package's own]",
-        ),
-    ] = None,
+    calibration: Calibration = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     offline: options.Offline = False,
     no_color: options.NoColor = False,

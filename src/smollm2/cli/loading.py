@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from smollm2.cli.options import Loading
+from smollm2.cli.options import Computing, Loading
 from smollm2.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -19,23 +19,25 @@ if TYPE_CHECKING:
     from smollm2.generate import SmolLM2
 
 
-def load_model(loading: Loading, terminal: Terminal, *, quant: str | None = None) -> SmolLM2:
+def load_model(
+    loading: Loading, computing: Computing, terminal: Terminal, *, quant: str | None = None
+) -> SmolLM2:
     """Load a model; what is not here yet is pulled first, unless ``offline``."""
     from smollm2.generate import load
 
     options: BackendOptions = {}
     if quant is not None:
         options["quant"] = quant
-    if loading.threads is not None:
-        options["threads"] = loading.threads
-    if loading.kv is not None:
-        options["kv"] = loading.kv
+    if computing.threads is not None:
+        options["threads"] = computing.threads
+    if computing.kv is not None:
+        options["kv"] = computing.kv
     with PullProgress(terminal) as progress:
         return load(
             loading.model,
             offline=loading.offline or None,
             progress=progress,
-            backend=loading.backend,
+            backend=computing.backend,
             **options,
         )
 

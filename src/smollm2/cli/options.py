@@ -65,6 +65,7 @@ Quant = Annotated[
     str | None,
     typer.Option("--quant", metavar="KIND", help="Kind of weights: q8, q4, q4m, bf16, f32, q16."),
 ]
+HiddenQuant = Annotated[str | None, typer.Option("--quant", hidden=True)]
 Threads = Annotated[
     int | None, typer.Option("--threads", metavar="N", min=1, help="Threads that compute.")
 ]
@@ -83,13 +84,19 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """Which model to load, and what computes it."""
+    """Which model to load."""
 
     model: Model = DEFAULT_MODEL
+    offline: Offline = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """What computes it, as far as it is said."""
+
     backend: Backend = None
     threads: Threads = None
     kv: KV = None
-    offline: Offline = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from smollm2.cli import options
-from smollm2.cli.grouping import grouped
+from smollm2.cli.grouping import HIDDEN, grouped
 from smollm2.cli.interrupts import on_interrupt
 from smollm2.cli.loading import load_model
 from smollm2.cli.stats import stats_parts
@@ -51,7 +51,8 @@ def run(
     prompt: Prompt = None,
     prompt_option: PromptOption = None,
     loading: options.Loading,
-    quant: options.Quant = None,
+    computing: Annotated[options.Computing, HIDDEN],
+    quant: options.HiddenQuant = None,
     sampling: options.Sampling,
     chat: Chat = False,
     system: System = None,
@@ -63,6 +64,8 @@ def run(
 
     With --chat the prompt is a question, and the text is the answer.
 
+    --backend, --quant, --threads and --kv say what computes, as in smollm2 bench.
+
     Example: smollm2 run "The capital of France is" -n 20
     """
     terminal = Terminal(no_color=no_color)
@@ -73,7 +76,7 @@ def run(
     asks = chat or system is not None
     if asks and echo:
         raise UsageError("--echo shows the prompt of a completion: leave it out of a --chat")
-    loaded = load_model(loading, terminal, quant=quant)
+    loaded = load_model(loading, computing, terminal, quant=quant)
     if asks:
         stream = loaded.chat(system, params=params).stream(text)
     else:

@@ -40,7 +40,7 @@ def chat(
 ) -> None:
     """Talk with a model. Each line of a pipe is a turn.
 
-    --backend, --quant, --threads and --kv say what computes, as in smollm2 bench.
+    What computes is told as in bench: --backend, --quant, --threads, --kv.
 
     Example: smollm2 chat --system "You answer in one sentence."
     """

@@ -64,7 +64,7 @@ def run(
 
     With --chat the prompt is a question, and the text is the answer.
 
-    --backend, --quant, --threads and --kv say what computes, as in smollm2 bench.
+    What computes is told as in bench: --backend, --quant, --threads, --kv.
 
     Example: smollm2 run "The capital of France is" -n 20
     """

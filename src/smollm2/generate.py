@@ -49,12 +49,13 @@ def load(
 
     ``backend`` computes: ``"native"`` with the kernels of this CPU, ``"numpy"`` in float32; by
     default native, or NumPy with a warning where the extension is missing. Native has these
-    options. ``quant``: kind of the weights, ``"q8"``, ``"q4"``, ``"bf16"``, ``"f32"`` or
-    ``"q16"``; by default as the file is, or q8 for a dense one, and what has a name is mapped as
-    it was prepared when it was pulled. ``threads``: by default the physical cores. ``kv``: kind
-    of stored keys and values, ``"int16"``, ``"f32"`` or ``"int8"``. ``mmap=False``: copy the
-    weights of a .smol file into memory of this process; faster where the system maps files in
-    small pages, but processes no longer share them.
+    options. ``quant``: kind of the weights, ``"q8"``, ``"q4"``, ``"q4m"``, ``"bf16"``, ``"f32"``
+    or ``"q16"``; what is rounded to 8 or 4 bits is fitted to a text first, which takes seconds at
+    each load and once if exported; by default as the file is, or q8 for a dense one, and what has
+    a name is mapped as it was prepared when it was pulled. ``threads``: by default the physical
+    cores. ``kv``: kind of stored keys and values, ``"int16"``, ``"f32"`` or ``"int8"``.
+    ``mmap=False``: copy the weights of a .smol file into memory of this process; faster where the
+    system maps files in small pages, but processes no longer share them.
 
     Raises ``ModelNotFoundError``, ``DownloadError``, ``FormatError``, ``ConfigError``,
     ``CheckpointError`` or, for a backend that is not here, ``MissingDependencyError``.
@@ -70,6 +71,7 @@ def load(
     weights = checkpoint.weights
     quant = options.get("quant") or default_quant(weight for _, weight in weights.items())
     if backend == "native" and rounded_to(dict(weights.items()), quant):
+        # Not imported by what opens a file that is ready: it computes with NumPy.
         from smollm2.smoothing import easier_to_round
 
         weights = easier_to_round(checkpoint, quant, say=progress.note)

@@ -80,6 +80,7 @@ def export_smol(
     it, each matrix is held without loss where that is possible, else as q8. Norms are float32.
     What is rounded to q8 or q4 is smoothed first, calibrated with the text ``calibration`` or, by
     default, with the package's own.
+    ``say`` is told when that begins, ``progress`` of each tensor with its number and their count.
     ``stacked`` puts queries, keys and values, and gate and up, into one matrix each.
 
     Raises ``InputError`` for an unknown quant, a file that exists (unless ``force``), and weights

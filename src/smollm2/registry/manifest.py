@@ -30,7 +30,7 @@ class FileRecord:
 class PreparedFile:
     """A file that was made of the others of a copy: its name and its size in bytes.
 
-    ``sources`` has the times of the last change of those, in nanoseconds; ``recipe`` is a number
+    ``sources`` has the times of the last change of those, in whole seconds; ``recipe`` is a number
     for how it was made, 0 where that was not noted yet.
     """
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from smollm2.backends import CausalLM
 from smollm2.batch import Batch, Span
-from smollm2.cache import Cache
+from smollm2.cache import Cache, Layout
+from smollm2.causal_lm import CausalLM
 from smollm2.errors import CacheError, ContextLengthError, InputError
 from tests.tiny import random_weights, tiny_config
 
@@ -119,7 +119,7 @@ class BackendRules:
         with pytest.raises(CacheError, match="too small for 40 tokens"):
             model.forward(replace(batch, lengths=batch.lengths + 36), cache)
         with pytest.raises(CacheError, match="another backend"):
-            model.forward(batch, Cache(2, 32))
+            model.forward(batch, Cache(Layout(2, 32)))
         assert cache.lengths == (0, 0)
 
     def test_truncate_and_reset_keep_the_storage(self, model: Any) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.backends import Traffic
 from smollm2.batch import Batch
-from smollm2.cache import Cache
+from smollm2.cache import Cache, Layout
+from smollm2.causal_lm import LoadedModel, Traffic
 from smollm2.config import Config
 from smollm2.tokenizer import Tokenizer
 from tests.tiny import tiny_config
@@ -68,7 +68,7 @@ def byte_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_folder(folder)
 
 
-class ScriptedModel:
+class ScriptedModel(LoadedModel[Cache]):
     """A model whose next token is looked up by position: ``script[position]`` comes there.
 
     Positions that are not in the script get ``otherwise``. Records how many tokens each forward
@@ -81,14 +81,17 @@ class ScriptedModel:
     def __init__(
         self, script: Mapping[int, int], *, otherwise: int = 2, config: Config | None = None
     ) -> None:
-        self.config = config or tiny_config(vocab_size=260)
+        super().__init__(config or tiny_config(vocab_size=260))
         self.script = script
         self.otherwise = otherwise
         self.fed: list[int] = []
         self.fail_at: int | None = None
 
-    def new_cache(self, rows: int = 1, capacity: int | None = None) -> Cache:
-        return Cache(rows, capacity or self.config.max_position_embeddings)
+    def make_cache(self, layout: Layout) -> Cache:
+        return Cache(layout)
+
+    def hidden(self, batch: Batch, cache: Cache | None = None) -> NDArray[np.float32]:
+        raise NotImplementedError("a script has no hidden states")
 
     def close(self) -> None:
         pass

@@ -11,9 +11,9 @@ from time import perf_counter
 
 import numpy as np
 
-from smollm2.backends import CausalLM
 from smollm2.batch import Batch, Span
 from smollm2.cache import Cache
+from smollm2.causal_lm import CausalLM
 from smollm2.config import Config
 from smollm2.errors import InputError
 from smollm2.extension import compiled

@@ -1,55 +1,100 @@
-"""Cache: which tokens each row of a KV cache holds. Integers only; a backend adds the storage."""
+"""Cache: which tokens a KV cache holds. Integers only; a backend adds the storage.
+
+A cache is pages of places for tokens, and a page table says which pages make up a row. In a fixed
+cache that is one page a row, as long as the row may grow. In a paged one all pages have
+``PAGE_SIZE`` places, any row may use any of them, several rows may share one to read from, and
+whoever makes the batches keeps the tables. Page 0 of a paged cache is scratch: what is written
+there is read by nobody.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from smollm2.batch import Batch, Ints, slots_of
 from smollm2.errors import CacheError
 
+PAGE_SIZE = 64
+"""Tokens a page of a paged cache."""
 
-class Cache:
-    """The bookkeeping of ``rows`` sequences of up to ``capacity`` tokens each.
 
-    ``page_table`` [rows, pages] has the page numbers of each row, ``page_size`` the tokens a page;
-    a fixed cache has one page a row. The caller owns a cache; only a forward pass that has
-    succeeded adds to its ``lengths``, so that one that failed can be repeated.
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The shape of a cache: ``pages`` of ``page_size`` tokens each.
+
+    ``paged``: batches bring page tables of their own; otherwise page i is row i.
     """
 
-    def __init__(self, rows: int, capacity: int) -> None:
-        self.rows = rows
-        self.capacity = capacity
-        self.page_size = capacity
-        self.page_table: Ints = np.arange(rows, dtype=np.int32)[:, None]
+    pages: int
+    page_size: int
+    paged: bool = False
+
+    @property
+    def slots(self) -> int:
+        """Places for tokens."""
+        return self.pages * self.page_size
+
+
+class Cache:
+    """The bookkeeping of a KV cache: how many tokens of each page are stored.
+
+    The caller owns a cache; only a forward pass that has succeeded adds to it, so that one that
+    failed can be repeated. ``page_table`` [rows, 1] is a fixed cache's; a paged one has none.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.page_size = layout.page_size
+        self.page_table: Ints = np.arange(layout.pages, dtype=np.int32)[:, None]
+        if layout.paged:
+            self.page_table = self.page_table[:0]
         self.page_table.flags.writeable = False
-        self._lengths = [0] * rows
+        self._filled = [0] * layout.pages
         self._closed = False
 
     @property
+    def rows(self) -> int:
+        """Rows of a fixed cache; 0 of a paged one, whose rows are its users'."""
+        return len(self.page_table)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row can hold."""
+        pages = self.layout.pages - 1 if self.layout.paged else 1
+        return pages * self.page_size
+
+    @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens stored of each row."""
-        return tuple(self._lengths)
+        """Tokens stored of each row of a fixed cache."""
+        return tuple(self._filled[: self.rows])
 
     def check(self, batch: Batch) -> int:
-        """Check that a batch continues these rows; returns the longest length it leads to.
+        """Check that a batch continues what is stored; returns the longest length it leads to.
 
-        Raises ``CacheError`` where it was built for another cache, would overflow a row or leave
-        a gap in it, or where the cache is closed; nothing has changed then.
+        Raises ``CacheError`` where it was built for another cache, would overflow a row, leave a
+        gap in it or write over it, or where the cache is closed; nothing has changed then.
         """
         self._check_open()
         table = batch.page_table
-        if batch.page_size != self.page_size or not (
+        if batch.page_size != self.page_size:
+            raise CacheError(
+                f"the batch was built for pages of {batch.page_size} tokens, but those of the "
+                f"cache have {self.page_size}"
+            )
+        if not self.layout.paged and not (
             table is self.page_table or np.array_equal(table, self.page_table)
         ):
             raise CacheError(
-                f"the batch was built for {len(table)} rows of pages of "
-                f"{batch.page_size} tokens, but the cache has {self.rows} rows of {self.page_size}"
+                f"the batch was built for {len(table)} rows, but the cache has {self.rows}"
             )
         lengths: list[int] = batch.lengths.tolist()
         longest = max(lengths)
-        if longest > self.capacity:
+        if longest > table.shape[1] * self.page_size:
             raise CacheError(
-                f"a KV cache of {self.capacity} tokens a row is too small for {longest} tokens"
+                f"a KV cache of {table.shape[1] * self.page_size} tokens a row is too small for "
+                f"{longest} tokens"
             )
         rows, positions = batch.rows.tolist(), batch.positions.tolist()
         if slots_of(rows, positions, table, self.page_size) != batch.slots.tolist():
@@ -57,34 +102,61 @@ class Cache:
         first: dict[int, int] = {}
         for row, position in zip(rows, positions, strict=True):
             first[row] = min(position, first.get(row, position))
+        check = self._check_pages if self.layout.paged else self._check_row
         for row, length in enumerate(lengths):
-            start = first.get(row, self.capacity)
-            if length > 0 and start != self._lengths[row]:
-                raise CacheError(
-                    f"row {row} holds {self._lengths[row]} tokens, but the batch continues it "
-                    f"at position {start}"
-                )
+            if length > 0:
+                check(batch, row, first.get(row, self.capacity))
+        if self.layout.paged and len(set(batch.slots.tolist())) < len(batch):
+            raise CacheError("two tokens of the batch have the same slot: each needs its own")
         return longest
+
+    def _check_row(self, _: Batch, row: int, start: int) -> None:
+        if start != self._filled[row]:
+            raise CacheError(
+                f"row {row} holds {self._filled[row]} tokens, but the batch continues it "
+                f"at position {start}"
+            )
+
+    def _check_pages(self, batch: Batch, row: int, start: int) -> None:
+        """That the pages of a row exist and hold all that comes before position ``start``."""
+        length = int(batch.lengths[row])
+        pages: list[int] = batch.page_table[row, : -(-length // self.page_size)].tolist()
+        for number, page in enumerate(pages):
+            if not 1 <= page < self.layout.pages:
+                raise CacheError(
+                    f"row {row} has page {page} as its number {number}, but pages are "
+                    f"1 … {self.layout.pages - 1}"
+                )
+            needed = min(start - number * self.page_size, self.page_size)
+            if self._filled[page] < needed:
+                raise CacheError(
+                    f"page {page} of row {row} holds {self._filled[page]} tokens, but the batch "
+                    f"reads {needed} of it"
+                )
 
     def advance(self, batch: Batch) -> None:
         """Count the batch's tokens as stored: called once a forward pass is through."""
-        for row, length in enumerate(batch.lengths.tolist()):
-            if length > 0:
-                self._lengths[row] = length
+        size = self.page_size
+        last: dict[int, int] = {}
+        for slot in batch.slots.tolist():
+            page, offset = divmod(slot, size)
+            last[page] = max(offset, last.get(page, 0))
+        for page, offset in last.items():
+            self._filled[page] = offset + 1
 
     def truncate(self, row: int, length: int) -> None:
-        """Forget the tokens of a row from ``length`` on; the storage stays."""
+        """Forget the tokens of a row of a fixed cache from ``length`` on; the storage stays."""
         self._check_open()
         if not 0 <= row < self.rows:
             raise CacheError(f"row {row} is not in a cache of {self.rows} rows")
-        if not 0 <= length <= self._lengths[row]:
-            raise CacheError(f"row {row} holds {self._lengths[row]} tokens, not {length}")
-        self._lengths[row] = length
+        if not 0 <= length <= self._filled[row]:
+            raise CacheError(f"row {row} holds {self._filled[row]} tokens, not {length}")
+        self._filled[row] = length
 
     def reset(self) -> None:
         """Forget all tokens; the storage stays."""
         self._check_open()
-        self._lengths = [0] * self.rows
+        self._filled = [0] * self.layout.pages
 
     def close(self) -> None:
         """Give the storage back; closing again is fine, any other use is a ``CacheError``."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, Unpack
 
-from smollm2.backends import CausalLM
+from smollm2.causal_lm import CausalLM
 from smollm2.config import Config
 from smollm2.errors import InputError, TemplateError
 from smollm2.files import read_json, write_json

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.backends import CausalLM
+from smollm2.causal_lm import CausalLM
 from smollm2.errors import InputError
 from smollm2.lane import SCORE_CHUNK, Lane
 from smollm2.sampling import log_softmax

@@ -11,7 +11,8 @@ from typing import Any, Self, SupportsIndex, Unpack
 import numpy as np
 
 from smollm2 import prepared, registry
-from smollm2.backends import BackendOptions, CausalLM, default_backend, get_backend
+from smollm2.backends import BackendOptions, default_backend, get_backend
+from smollm2.causal_lm import CausalLM
 from smollm2.chat import ChatSession
 from smollm2.checkpoint import Checkpoint, load_checkpoint
 from smollm2.config import Config

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.backends import CausalLM
 from smollm2.batch import Batch, Span, Wanted
+from smollm2.causal_lm import CausalLM
 from smollm2.request import Request
-from smollm2.sampling import Sampler, TokenLogprob, logprob_of
+from smollm2.sampling import Choice, Sampler, TokenLogprob, logprob_of
 from smollm2.stopping import FinishReason
 
 PREFILL_CHUNK = 512
@@ -79,13 +79,28 @@ class Lane:
         for start in range(0, len(ids), SCORE_CHUNK):
             yield self._forward(ids[start : start + SCORE_CHUNK], "all")
 
+    def choose(
+        self, ids: Sequence[int], choice: Choice, cancelled: Cancelled = lambda: False
+    ) -> int | None:
+        """Append ids; the token that is chosen to follow, or None where ``cancelled()``."""
+        *_, last = range(0, len(ids), PREFILL_CHUNK)
+        if self.feed(ids[:last], wanted="none", cancelled=cancelled) is None and last > 0:
+            return None
+        if cancelled():
+            return None
+        (token,) = self.lm.choose(self._batch(ids[last:], "last"), [choice], self._cache)
+        self._ids.extend(ids[last:])
+        return token
+
     def _forward(self, ids: Sequence[int], wanted: Wanted) -> NDArray[np.float32]:
-        span = Span(0, len(self._ids), ids, wanted)
-        cache = self._cache
-        batch = Batch.build([span], page_table=cache.page_table, page_size=cache.page_size)
-        logits = self.lm.forward(batch, cache)
+        logits = self.lm.forward(self._batch(ids, wanted), self._cache)
         self._ids.extend(ids)
         return logits
+
+    def _batch(self, ids: Sequence[int], wanted: Wanted) -> Batch:
+        span = Span(0, len(self._ids), ids, wanted)
+        cache = self._cache
+        return Batch.build([span], page_table=cache.page_table, page_size=cache.page_size)
 
     def close(self) -> None:
         """Give the cache back."""
@@ -123,23 +138,30 @@ class Completion:
         output: list[int] = []
         while len(output) < request.max_tokens:
             started = perf_counter()
-            logits = self._lane.feed(pending, cancelled=self._cancelled)
-            if logits is None:
+            position = len(request.prompt_ids) + len(output)
+            chosen = self._next(pending, Choice(sampler, position, request.prompt_ids, output))
+            if chosen is None:
                 self.finish_reason = "cancelled"
                 return
             if not output:
                 self.prefill_seconds = perf_counter() - started
-            token = sampler.choose(
-                logits[0],
-                prompt_ids=request.prompt_ids,
-                output_ids=output,
-                position=len(request.prompt_ids) + len(output),
-            )
+            token = chosen.token_id
             output.append(token)
-            wanted = request.params.logprobs
-            yield Chosen(token, None if wanted is None else logprob_of(logits[0], token, wanted))
+            yield chosen
             if token in request.stop_ids:
                 self.finish_reason = "stop"
                 return
             pending = [token]
         self.finish_reason = "length"
+
+    def _next(self, pending: Sequence[int], choice: Choice) -> Chosen | None:
+        """Feed what is pending and choose; logits come back only where logprobs are wanted."""
+        wanted = self._request.params.logprobs
+        if wanted is None:
+            token = self._lane.choose(pending, choice, self._cancelled)
+            return None if token is None else Chosen(token, None)
+        logits = self._lane.feed(pending, cancelled=self._cancelled)
+        if logits is None:
+            return None
+        token = choice.of(logits[0])
+        return Chosen(token, logprob_of(logits[0], token, wanted))

@@ -6,12 +6,13 @@ Source: Touvron et al. 2023 (LLaMA) and the transformers implementation `LlamaFo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from smollm2.weights import Attention, Mlp, Weights
+from smollm2.weights import Attention, Block, Mlp, Weights
 
 A = TypeVar("A")
-P = TypeVar("P", contravariant=True)
+P = TypeVar("P")
 
 
 class Ops(Protocol[A, P]):
@@ -41,23 +42,41 @@ class Ops(Protocol[A, P]):
     def swiglu(self, x: A, mlp: Mlp[Any]) -> A:
         """``down(silu(gate(x)) · up(x))``, [T, C]."""
 
+    def blocks(
+        self,
+        x: A,
+        blocks: Sequence[Block[Any]],
+        plan: P,
+        block: Callable[[A, Block[Any], int, P], A],
+    ) -> A:
+        """``x`` through ``block(x, weights, layer, plan)`` for each layer in turn."""
+
     def wanted(self, x: A, plan: P) -> A:
         """The rows of ``x`` whose logits are wanted, [W, C]."""
+
+    def head(self, x: A, weight: Any) -> A:
+        """``x · weightᵀ`` over the whole vocabulary, [W, V]."""
 
 
 def hidden(weights: Weights[Any], ops: Ops[A, P], plan: P) -> A:
     """Hidden states of the wanted tokens after the final norm, [W, C]."""
-    x: Any = ops.embed(weights.token_embedding, plan)
-    for layer, block in enumerate(weights.blocks):
-        h = ops.rms_norm(x, block.input_norm)
-        query, key, value = ops.qkv(h, block.attention)
+
+    def block(x: Any, weights: Block[Any], layer: int, plan: P) -> Any:
+        h = ops.rms_norm(x, weights.input_norm)
+        query, key, value = ops.qkv(h, weights.attention)
         h = ops.attend(ops.rope(query, plan), ops.rope(key, plan), value, layer, plan)
-        x = x + ops.linear(h, block.attention.output)
-        x = x + ops.swiglu(ops.rms_norm(x, block.post_attention_norm), block.mlp)
+        x = x + ops.linear(h, weights.attention.output)
+        return x + ops.swiglu(ops.rms_norm(x, weights.post_attention_norm), weights.mlp)
+
+    x = ops.blocks(ops.embed(weights.token_embedding, plan), weights.blocks, plan, block)
     return ops.rms_norm(ops.wanted(x, plan), weights.final_norm)
 
 
+def head_of(weights: Weights[Any]) -> Any:
+    """The weight of the head, [V, C]; a tied head is the token embedding."""
+    return weights.token_embedding if weights.head is None else weights.head
+
+
 def forward(weights: Weights[Any], ops: Ops[A, P], plan: P) -> A:
-    """Logits of the wanted tokens, [W, V]; a tied head is the token embedding."""
-    head = weights.token_embedding if weights.head is None else weights.head
-    return ops.linear(hidden(weights, ops, plan), head)
+    """Logits of the wanted tokens, [W, V]."""
+    return ops.head(hidden(weights, ops, plan), head_of(weights))

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smollm2.batch import Batch, Ints
-from smollm2.cache import Cache
+from smollm2.cache import Cache, Layout
 
 Floats = NDArray[np.float32]
 
@@ -15,14 +15,15 @@ GRANULE = 64
 
 
 class KVCache(Cache):
-    """Keys (after RoPE) and values, float32, [L, rows, K, room, D] each.
+    """Keys (after RoPE) and values, float32, [L, pages, K, room, D] each.
 
-    ``room`` follows the longest sequence, not the capacity.
+    ``room`` follows the longest row of a fixed cache, not its capacity; in a paged one it is a
+    whole page from the first batch on.
     """
 
-    def __init__(self, *, layers: int, rows: int, capacity: int, heads: int, size: int) -> None:
-        super().__init__(rows, capacity)
-        self._keys: Floats = np.empty((layers, rows, heads, 0, size), dtype=np.float32)
+    def __init__(self, layout: Layout, *, layers: int, heads: int, size: int) -> None:
+        super().__init__(layout)
+        self._keys: Floats = np.empty((layers, layout.pages, heads, 0, size), dtype=np.float32)
         self._values = np.empty_like(self._keys)
 
     @property
@@ -32,7 +33,8 @@ class KVCache(Cache):
 
     def prepare(self, batch: Batch) -> None:
         """Check that a batch fits, as ``check`` does, and make room for it."""
-        needed = self.check(batch)
+        needed = self.page_size if self.layout.paged else 0
+        needed = max(needed, min(self.check(batch), self.page_size))
         if needed > self._keys.shape[3]:
             self._grow(needed)
 
@@ -43,9 +45,20 @@ class KVCache(Cache):
         self._values[layer, pages, :, offsets] = value
 
     def read(self, layer: int, pages: Ints, length: int) -> tuple[Floats, Floats]:
-        """The first ``length`` keys and values of a row, [K, length, D], not copied."""
-        (page,) = pages
-        return self._keys[layer, page, :, :length], self._values[layer, page, :, :length]
+        """The first ``length`` keys and values of a row, [K, length, D].
+
+        Not copied where they lie in one page.
+        """
+        used = pages[: -(-length // self.page_size)]
+        if len(used) == 1:
+            page = used[0]
+            return self._keys[layer, page, :, :length], self._values[layer, page, :, :length]
+        heads, size = self._keys.shape[2], self._keys.shape[4]
+        keys, values = (
+            stored[layer, used].swapaxes(0, 1).reshape(heads, -1, size)[:, :length]
+            for stored in (self._keys, self._values)
+        )
+        return keys, values
 
     def close(self) -> None:
         """Give the storage back."""
@@ -54,10 +67,10 @@ class KVCache(Cache):
 
     def _grow(self, needed: int) -> None:
         room = max(needed, 2 * self._keys.shape[3])
-        room = min(-(-room // GRANULE) * GRANULE, self.capacity)
-        used = max(self.lengths)
+        room = min(-(-room // GRANULE) * GRANULE, self.page_size)
+        used = self._keys.shape[3]
         shape = (*self._keys.shape[:3], room, self._keys.shape[4])
         keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        keys[:, :, :, :used] = self._keys[:, :, :, :used]
-        values[:, :, :, :used] = self._values[:, :, :, :used]
+        keys[:, :, :, :used] = self._keys
+        values[:, :, :, :used] = self._values
         self._keys, self._values = keys, values

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import smollm2._native as _native
-from smollm2.backends import Traffic, check_batch, checked_capacity
 from smollm2.backends.arena import matrices_of
 from smollm2.backends.rotary import rotary_tables
 from smollm2.batch import Batch, Ints
-from smollm2.cache import Cache
+from smollm2.cache import PAGE_SIZE, Cache, Layout
+from smollm2.causal_lm import LoadedModel, Traffic, check_batch, checked_cache
 from smollm2.config import SIZES, Config
 from smollm2.errors import CacheError, InputError
 from smollm2.kinds import COARSE, QUANTS, default_quant, packed_kinds
@@ -26,24 +26,28 @@ Floats = NDArray[np.float32]
 KV_KINDS: Final = ("f32", "int16", "int8")
 """Kinds of stored keys and values."""
 
-PAGE: Final = 64
-"""Tokens a page."""
-
 _ANGLE_BLOCK = 1024
 _MAX_THREADS = 256
 
 
 class NativeCache(Cache):
-    """Pages of 64 tokens, reserved for the whole capacity and taken as they are used."""
+    """Pages of 64 tokens, reserved for the whole capacity and taken as they are used.
 
-    def __init__(self, rows: int, capacity: int, model: NativeModel) -> None:
-        super().__init__(rows, capacity)
+    A row of a fixed cache has pages of its own, as many as its capacity needs.
+    """
+
+    def __init__(self, layout: Layout, model: NativeModel) -> None:
+        super().__init__(layout)
         self.identity = model.identity
-        self._longest = [0] * rows
         self._storage: _native.KvCache | None
-        each = -(-capacity // PAGE)
-        self._storage = _reserve(model.engine, model.kv, rows * each)
-        self.pages: Ints = np.arange(rows * each, dtype=np.int32).reshape(rows, each)
+        each = -(-layout.page_size // PAGE_SIZE)
+        self._storage = _reserve(model.engine, model.kv, layout.pages * each)
+        self._pages: Ints = np.arange(layout.pages * each, dtype=np.int32).reshape(-1, each)
+        self._longest = [0] * layout.pages
+
+    def pages_of(self, batch: Batch) -> Ints:
+        """The pages of the engine that hold the rows of a batch, [R, P]."""
+        return batch.page_table if self.layout.paged else self._pages
 
     @property
     def storage(self) -> _native.KvCache:
@@ -57,12 +61,13 @@ class NativeCache(Cache):
         """Bytes of the pages that have been used."""
         if self._storage is None:
             return 0
-        return sum(-(-length // PAGE) for length in self._longest) * self._storage.page_bytes
+        pages = sum(-(-length // PAGE_SIZE) for length in self._longest)
+        return pages * self._storage.page_bytes
 
     def advance(self, batch: Batch) -> None:
         """Count the batch's tokens as stored."""
         super().advance(batch)
-        self._longest = [max(pair) for pair in zip(self._longest, self._lengths, strict=True)]
+        self._longest = [max(pair) for pair in zip(self._longest, self._filled, strict=True)]
 
     def close(self) -> None:
         """Give the storage back."""
@@ -70,7 +75,7 @@ class NativeCache(Cache):
         self._storage = None
 
 
-class NativeModel:
+class NativeModel(LoadedModel[NativeCache]):
     """A model whose weights are packed for the kernels."""
 
     def __init__(
@@ -82,7 +87,7 @@ class NativeModel:
         kinds: set[str],
         traffic: Traffic,
     ) -> None:
-        self.config = config
+        super().__init__(config)
         self.kv = kv
         self.kinds = frozenset(kinds)
         self.traffic = traffic
@@ -102,30 +107,30 @@ class NativeModel:
         """Threads that compute."""
         return self.engine.threads
 
-    def new_cache(self, rows: int = 1, capacity: int | None = None) -> NativeCache:
-        """An empty cache; ``capacity`` defaults to the context length."""
-        return NativeCache(rows, checked_capacity(self.config, rows, capacity), self)
+    def make_cache(self, layout: Layout) -> NativeCache:
+        """Pages of the engine, of the kind ``kv``."""
+        return NativeCache(layout, self)
 
     def forward(self, batch: Batch, cache: Cache | None = None) -> Floats:
         """Logits of the wanted tokens, [W, V]. See ``CausalLM.forward``."""
         engine = self.engine
-        if not (cache is None or isinstance(cache, NativeCache)):
-            raise CacheError("the KV cache was made by another backend: use new_cache()")
-        if cache is not None and cache.identity is not self.identity:
+        stored = checked_cache(NativeCache, cache)
+        if stored is not None and stored.identity is not self.identity:
             raise CacheError("the KV cache was made by another model: use new_cache()")
         check_batch(self.config, batch)
-        if cache is None:
+        if stored is None:
             runs, pages = _runs_of_segments(batch)
             storage = _reserve(engine, self.kv, int(pages.max()) + 1)
         else:
-            cache.check(batch)
-            runs, pages, storage = _runs(batch.rows, batch.positions), cache.pages, cache.storage
+            stored.check(batch)
+            runs, pages = _runs(batch.rows, batch.positions), stored.pages_of(batch)
+            storage = stored.storage
         cosines, sines = self._angles(max(batch.positions.tolist()) + 1)
         logits = engine.forward(
             storage, batch.ids, batch.positions, cosines, sines, runs, pages, batch.wanted
         )
-        if cache is not None:
-            cache.advance(batch)
+        if stored is not None:
+            stored.advance(batch)
         return logits
 
     def close(self) -> None:
@@ -154,7 +159,7 @@ def _reserve(engine: _native.Engine, kind: str, pages: int) -> _native.KvCache:
         return engine.new_cache(kind, pages)
     except MemoryError:
         raise CacheError(
-            f"the system has no memory for a KV cache of {pages * PAGE} tokens"
+            f"the system has no memory for a KV cache of {pages * PAGE_SIZE} tokens"
         ) from None
 
 
@@ -177,7 +182,7 @@ def _runs(owners: Ints, positions: Ints) -> Ints:
 def _runs_of_segments(batch: Batch) -> tuple[Ints, Ints]:
     """Runs that begin at place 0 of pages of their own, and those pages."""
     runs = _runs(batch.segments, batch.positions)
-    each = -(-runs[:, 0] // PAGE)
+    each = -(-runs[:, 0] // PAGE_SIZE)
     ends = np.cumsum(each)
     pages = (ends - each)[:, None] + np.arange(each.max())
     runs[:, 1] = 0
@@ -232,7 +237,7 @@ class NativeBackend:
         read = matrices if config.tie_word_embeddings else matrices[1:]
         traffic = Traffic(
             weights=sum(matrix.data.nbytes for matrix in read) + sum(gain.nbytes for gain in gains),
-            token=engine.new_cache(kv, 1).page_bytes // PAGE,
+            token=engine.new_cache(kv, 1).page_bytes // PAGE_SIZE,
         )
         return NativeModel(config, engine, kv=kv, kinds=used, traffic=traffic)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Unpack
@@ -10,16 +10,17 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.backends import Backend, BackendOptions, Traffic, check_batch, checked_capacity
+from smollm2.backends import Backend, BackendOptions
 from smollm2.backends.kvcache import KVCache
 from smollm2.backends.rotary import rotary_tables
 from smollm2.batch import Batch
-from smollm2.cache import Cache
+from smollm2.cache import Cache, Layout
+from smollm2.causal_lm import LoadedModel, Traffic, check_batch, checked_cache, dense_traffic
 from smollm2.config import Config
-from smollm2.errors import CacheError, InputError
-from smollm2.model import forward
+from smollm2.errors import InputError
+from smollm2.model import forward, hidden
 from smollm2.quantize import as_float32
-from smollm2.weights import Attention, Mlp, Weights
+from smollm2.weights import Attention, Block, Mlp, Weights
 
 Floats = NDArray[np.float32]
 
@@ -129,9 +130,25 @@ class NumpyOps:
         gate *= self.linear(x, mlp.up)
         return self.linear(gate, mlp.down)
 
+    def blocks(
+        self,
+        x: Floats,
+        blocks: Sequence[Block[Floats]],
+        plan: Plan,
+        block: Callable[[Floats, Block[Floats], int, Plan], Floats],
+    ) -> Floats:
+        """One layer after the other."""
+        for layer, weights in enumerate(blocks):
+            x = block(x, weights, layer, plan)
+        return x
+
     def wanted(self, x: Floats, plan: Plan) -> Floats:
         """Rows whose logits are wanted."""
         return x[plan.batch.wanted]
+
+    def head(self, x: Floats, weight: Floats) -> Floats:
+        """Logits, [W, V]."""
+        return self.linear(x, weight)
 
 
 def _split(batch: Batch, cache: KVCache | None) -> Iterator[Visible]:
@@ -175,50 +192,55 @@ def _attention(
     return by_query.reshape(count, heads, size)
 
 
-class NumpyModel:
+class NumpyModel(LoadedModel[KVCache]):
     """A model whose weights are float32 arrays."""
 
     threads: None = None
 
     def __init__(self, config: Config, weights: Weights[Floats]) -> None:
-        self.config = config
+        super().__init__(config)
         self.ops = NumpyOps(config)
         self._weights: Weights[Floats] | None = weights
 
     @property
     def traffic(self) -> Traffic:
         """Every value in float32; of an embedding that is not the head, next to nothing."""
-        config = self.config
-        weights = config.parameter_count
-        if not config.tie_word_embeddings:
-            weights -= config.vocab_size * config.hidden_size
-        stored = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-        return Traffic(weights=4 * weights, token=4 * stored)
+        return dense_traffic(self.config, 4)
 
-    def new_cache(self, rows: int = 1, capacity: int | None = None) -> KVCache:
-        """An empty cache; ``capacity`` defaults to the context length."""
+    def make_cache(self, layout: Layout) -> KVCache:
+        """Storage in float32."""
         return KVCache(
+            layout,
             layers=self.config.num_hidden_layers,
-            rows=rows,
-            capacity=checked_capacity(self.config, rows, capacity),
             heads=self.config.num_key_value_heads,
             size=self.config.head_dim,
         )
 
     def forward(self, batch: Batch, cache: Cache | None = None) -> Floats:
         """Logits of the wanted tokens, [W, V]. See ``CausalLM.forward``."""
+        return self._run(forward, batch, cache)
+
+    def hidden(self, batch: Batch, cache: Cache | None = None) -> Floats:
+        """Hidden states of the wanted tokens, [W, C]. See ``CausalLM.hidden``."""
+        return self._run(hidden, batch, cache)
+
+    def _run(
+        self,
+        text: Callable[[Weights[Floats], NumpyOps, Plan], Floats],
+        batch: Batch,
+        cache: Cache | None,
+    ) -> Floats:
         if self._weights is None:
             raise InputError("the model is closed: load it again")
-        if not (cache is None or isinstance(cache, KVCache)):
-            raise CacheError("the KV cache was made by another backend: use new_cache()")
+        stored = checked_cache(KVCache, cache)
         check_batch(self.config, batch)
-        if cache is not None:
-            cache.prepare(batch)
+        if stored is not None:
+            stored.prepare(batch)
         with np.errstate(all="ignore"):  # whoever reads the logits checks them
-            logits = forward(self._weights, self.ops, self.ops.plan(batch, cache))
-        if cache is not None:
-            cache.advance(batch)
-        return logits
+            result = text(self._weights, self.ops, self.ops.plan(batch, stored))
+        if stored is not None:
+            stored.advance(batch)
+        return result
 
     def close(self) -> None:
         """Let go of the weights."""

@@ -17,7 +17,7 @@ from smollm2.cli.terminal import Terminal
 from smollm2.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from smollm2.backends import CausalLM
+    from smollm2.causal_lm import CausalLM
     from smollm2.evaluate import Quality, Recording, Windows
     from smollm2.generate import SmolLM2
 

@@ -2,9 +2,10 @@
 
 from smollm2.sampling.logprobs import TokenLogprob, log_softmax, logprob_of
 from smollm2.sampling.params import SamplingOptions, SamplingParams
-from smollm2.sampling.sampler import Sampler
+from smollm2.sampling.sampler import Choice, Sampler
 
 __all__ = [
+    "Choice",
     "Sampler",
     "SamplingOptions",
     "SamplingParams",

@@ -17,6 +17,7 @@ greedy and change nothing. Logprobs (``smollm2.sampling.logprobs``) are those be
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +111,25 @@ class Sampler:
         kept = np.flatnonzero(scores >= max(limit, UNLIKELY))
         ids = kept if self._allowed is None else self._allowed[kept]
         return int(kept[draw(scores[kept], ids, params.seed or 0, position)])
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A token to be chosen: by whom, after which tokens, at which absolute position."""
+
+    sampler: Sampler
+    position: int
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
+
+    def of(self, logits: NDArray[np.float32]) -> int:
+        """The id that the sampler chooses by ``logits`` [V]."""
+        return self.sampler.choose(
+            logits,
+            prompt_ids=self.prompt_ids,
+            output_ids=self.output_ids,
+            position=self.position,
+        )
 
 
 def _unique(ids: Collection[int]) -> NDArray[np.intp]:

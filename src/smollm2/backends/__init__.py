@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Protocol, TypedDict, Unpack
 
 from smollm2.causal_lm import CausalLM
@@ -12,21 +13,31 @@ from smollm2.errors import InputError, MissingDependencyError
 from smollm2.extension import missing
 from smollm2.weights import Weights
 
-BACKENDS = {"native": "smollm2.backends.native", "numpy": "smollm2.backends.numpy"}
+BACKENDS = {name: f"smollm2.backends.{name}" for name in ("native", "numpy", "torch", "jax")}
 """Names that ``load(backend=…)`` knows, and the modules that hold them."""
+
+_FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX"}
+"""What a backend of this name needs, which is an extra of this package of the same name."""
 
 
 class BackendOptions(TypedDict, total=False):
     """What ``load`` passes on to a backend, which refuses what it does not have.
 
-    ``quant``: kind that weights are converted to; ``threads``: how many compute; ``kv``: kind of
-    stored keys and values; ``mmap``: whether weights are used where they lie in a file.
+    Of native: ``quant``: kind that weights are converted to; ``threads``: how many compute;
+    ``kv``: kind of stored keys and values; ``mmap``: whether weights are used where they lie in a
+    file. Of torch and jax: ``device``, ``dtype``, ``compile``, ``numerics`` and
+    ``tensor_parallel``, the device mesh, or how many devices, that share the weights.
     """
 
     quant: str
     threads: int
     kv: str
     mmap: bool
+    device: str
+    dtype: str
+    compile: str | None
+    numerics: str
+    tensor_parallel: Any
 
 
 class Backend(Protocol):
@@ -58,8 +69,8 @@ def default_backend() -> str:
 def get_backend(name: str) -> Backend:
     """The backend of this name, imported now.
 
-    Raises ``InputError`` for an unknown name, and ``MissingDependencyError`` for the native
-    backend where its extension is missing.
+    Raises ``InputError`` for an unknown name, and ``MissingDependencyError`` where the native
+    backend's extension or the framework of another is missing.
     """
     if name not in BACKENDS:
         raise InputError(f"no backend named {name!r}: choose from {', '.join(BACKENDS)}")
@@ -67,6 +78,11 @@ def get_backend(name: str) -> Backend:
         raise MissingDependencyError(
             f"backend='native' needs the extension of this package, which is not here ({why}): "
             "install smollm2 again where a C++ compiler is, or give backend='numpy'"
+        )
+    if name in _FRAMEWORKS and find_spec(name) is None:
+        raise MissingDependencyError(
+            f"backend={name!r} needs {_FRAMEWORKS[name]}, which is not installed: "
+            f"pip install 'smollm2[{name}]'"
         )
     module: Any = import_module(BACKENDS[name])
     backend: Backend = module.backend

@@ -81,13 +81,10 @@ class Graphs:
         """A step as a graph. Running it writes the batch's keys, once more each time."""
         self._planner.reserve(self._context_length)
         static = numbers.to(cache.stored[0][0].device)
-        stream = torch.cuda.Stream(static.device)
-        stream.wait_stream(torch.cuda.current_stream(static.device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARMUPS):
-                run(self._planner.plan(form, static, cache))
-        torch.cuda.current_stream(static.device).wait_stream(stream)
+        for _ in range(WARMUPS):
+            run(self._planner.read(form, static, cache))
+        torch.cuda.synchronize(static.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            result = run(self._planner.plan(form, static, cache))
+            result = run(self._planner.read(form, static, cache))
         return _Captured(graph, static, result)

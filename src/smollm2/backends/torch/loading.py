@@ -49,10 +49,10 @@ class TorchBackend:
                 raise InputError(f"the torch backend has no option {name}: leave it out")
         device = _device(options.get("device", "cpu"))
         dtype = _choice("dtype", options.get("dtype") or _dtype_of(weights), tuple(DTYPES))
-        compile = _compile(options.get("compile"), device)
         numerics = _choice("numerics", options.get("numerics", NUMERICS[0]), NUMERICS)
+        mode = _compile(options.get("compile"), device)
         tensors = weights.map(lambda _, weight: _tensor(weight).to(device, DTYPES[dtype]))
-        return TorchModel(config, tensors, exact=numerics == "exact", compile=compile)
+        return TorchModel(config, tensors, exact=numerics == "exact", compile=mode)
 
 
 def _choice(name: str, value: object, known: tuple[str, ...]) -> str:

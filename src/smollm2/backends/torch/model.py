@@ -16,7 +16,7 @@ from smollm2.backends.torch.compiled import CompiledOps
 from smollm2.backends.torch.graphs import Graphs
 from smollm2.backends.torch.numerics import switched
 from smollm2.backends.torch.ops import TorchOps
-from smollm2.backends.torch.plan import Plan, Planner, flatten
+from smollm2.backends.torch.plan import Plan, Planner
 from smollm2.batch import Batch
 from smollm2.cache import Cache, Layout
 from smollm2.causal_lm import LoadedModel, Traffic, check_batch, checked_cache, dense_traffic
@@ -85,7 +85,7 @@ class TorchModel(LoadedModel[TorchCache]):
 
     def plan(self, batch: Batch, cache: Cache | None = None) -> Plan:
         """What the text needs of a batch. Raises as ``CausalLM.forward`` does."""
-        return self._plan(batch, self._checked(batch, cache))
+        return self._planner.plan(batch, self._checked(batch, cache))
 
     def forward(self, batch: Batch, cache: Cache | None = None) -> NDArray[np.float32]:
         """Logits of the wanted tokens, [W, V]. See ``CausalLM.forward``."""
@@ -113,17 +113,12 @@ class TorchModel(LoadedModel[TorchCache]):
             self._graphs.clear()
 
     def _checked(self, batch: Batch, cache: Cache | None) -> TorchCache | None:
-        """The cache, with room for a batch that has been checked; angles for its positions."""
+        """The cache, with room for a batch that has been checked."""
         stored = checked_cache(TorchCache, cache)
         check_batch(self.config, batch)
         if stored is not None:
             stored.prepare(batch)
-        self._planner.reserve(int(batch.positions.max()) + 1)
         return stored
-
-    def _plan(self, batch: Batch, cache: TorchCache | None) -> Plan:
-        form, numbers = flatten(batch, cache)
-        return self._planner.plan(form, torch.from_numpy(numbers).to(self.device), cache)
 
     def _run(
         self, text: Text, batch: Batch, cache: Cache | None, finish: Callable[[Tensor], R]
@@ -133,7 +128,7 @@ class TorchModel(LoadedModel[TorchCache]):
         stored = self._checked(batch, cache)
         with torch.inference_mode(), switched(exact=self.exact):
             if self._graphs is None or stored is None or not _is_decode(batch):
-                result = text(weights, ops, self._plan(batch, stored))
+                result = text(weights, ops, self._planner.plan(batch, stored))
             else:
                 result = self._graphs(
                     lambda plan: text(weights, ops, plan), text.__name__, batch, stored

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from smollm2.backends.torch.cache import TorchCache
+from smollm2.backends.torch.module import SmolLM2Module
 from smollm2.backends.torch.numerics import switched
 from smollm2.backends.torch.ops import TorchOps
 from smollm2.backends.torch.plan import Plan, Planner
@@ -81,6 +82,10 @@ class TorchModel(LoadedModel[TorchCache]):
     def hidden(self, batch: Batch, cache: Cache | None = None) -> NDArray[np.float32]:
         """Hidden states of the wanted tokens, [W, C]. See ``CausalLM.hidden``."""
         return self._run(hidden, batch, cache)
+
+    def as_module(self, *, return_logits: bool | None = None) -> SmolLM2Module:
+        """The model as an ``nn.Module`` to train, whose parameters are these very tensors."""
+        return SmolLM2Module(self.config, self.weights, self.ops, return_logits=return_logits)
 
     def _run(self, text: Text, batch: Batch, cache: Cache | None) -> NDArray[np.float32]:
         weights = self.weights

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everybody calls it so
 from torch import Tensor
 
+from smollm2.backends.torch.losses import log_probs
 from smollm2.backends.torch.plan import Part, Plan
 from smollm2.config import Config
 from smollm2.weights import Attention, Block, Mlp
@@ -93,6 +94,10 @@ class TorchOps:
     def head(self, x: Tensor, weight: Tensor) -> Tensor:
         """Logits, [W, V] float32."""
         return product(x, weight).float()
+
+    def log_probs(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """Log-probability of each target [W], float32, without the logits of all at a time."""
+        return log_probs(x, weight, targets)
 
 
 def _attend_part(query: Tensor, keys: Tensor, values: Tensor, part: Part) -> Tensor:

@@ -69,6 +69,9 @@ class SmolLM2Module(nn.Module):
     accepts_loss_kwargs = True
     """Says to transformers' Trainer that ``forward`` takes ``num_items_in_batch``."""
 
+    loss_type = "ForCausalLM"
+    """Says to it that labels are shifted here, so that it counts those that are learned."""
+
     def __init__(
         self,
         config: Config,

@@ -18,8 +18,20 @@ from smollm2.config import Config
 from smollm2.weights import Attention, Block, Mlp
 
 
+_ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+"""oneDNN's product, which ``torch.compile`` uses: up to twice as fast as BLAS in float32."""
+
+
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """``x · weightᵀ`` [n, out]: the one place where activations meet a matrix [out, in]."""
+    if (
+        _ONEDNN_LINEAR is not None
+        and x.is_cpu
+        and x.dtype == torch.float32
+        and not torch.is_grad_enabled()  # it cannot be differentiated
+    ):
+        result: Tensor = _ONEDNN_LINEAR(x, weight, None, "none", [], "")
+        return result
     return F.linear(x, weight)
 
 

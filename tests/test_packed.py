@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from smollm2.backends.numpy import backend
-from smollm2.backends.packed import IGNORED, next_labels, packed, sequences_of
+from smollm2.backends.packed import next_labels, packed, sequences_of
 from smollm2.batch import Batch, Span
+from smollm2.causal_lm import NO_TARGET
 from smollm2.errors import InputError
 from tests.tiny import random_weights, tiny_config
 
@@ -103,7 +104,7 @@ def test_what_cannot_be_is_an_error(mask: Any, position_ids: Any, message: str) 
 
 
 def test_labels_stay_in_their_sequence() -> None:
-    labels = array([1, 2, 3, 4], [5, IGNORED, 7, 8])
+    labels = array([1, 2, 3, 4], [5, NO_TARGET, 7, 8])
     segments = array(0, 0, 1, 1, 2, 2, 2, -1)
-    i = IGNORED
+    i = NO_TARGET
     assert next_labels(labels, segments).tolist() == [2, i, 4, i, i, 7, i, i]

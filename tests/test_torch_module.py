@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from smollm2.backends import numpy
 from smollm2.batch import Batch, Span
+from smollm2.causal_lm import NO_TARGET
+from smollm2.entries import log_probs_packed, loss_packed
 from smollm2.errors import InputError
 from tests.tiny import random_weights, tiny_config, write_hf
 
@@ -21,7 +24,6 @@ TIED = tiny_config()
 UNTIED = tiny_config(tie_word_embeddings=False, num_key_value_heads=1)
 IDS = torch.from_numpy(np.random.default_rng(7).integers(0, TIED.vocab_size, (3, 12)))
 LEFT = torch.tensor([[0] * 5 + [1] * 7, [1] * 12, [0] * 11 + [1]])
-IGNORED = -100
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
@@ -55,7 +57,7 @@ def assert_same_gradients(ours: Any, theirs: Any) -> None:
 
 def mask_labels(mask: Any) -> Any:
     """Labels without padding, and without the first token, which only padding could predict."""
-    return torch.where((mask > 0) & (mask.cumsum(1) > 1), IDS, IGNORED)
+    return torch.where((mask > 0) & (mask.cumsum(1) > 1), IDS, NO_TARGET)
 
 
 def test_names_are_those_of_hugging_face(modules: tuple[Any, Any]) -> None:
@@ -122,14 +124,14 @@ def packed_case(lengths: list[int]) -> tuple[Any, ...]:
     parts = ids.split(lengths)
     positions = torch.cat([torch.arange(n) for n in lengths])
     segments = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    targets = torch.cat([torch.cat([part[1:], torch.tensor([IGNORED])]) for part in parts])
+    targets = torch.cat([torch.cat([part[1:], torch.tensor([NO_TARGET])]) for part in parts])
     pad = torch.tensor([7, 7])
     return (
         parts,
         torch.cat([ids, pad]),
         torch.cat([positions, 0 * pad]),
         torch.cat([segments, pad * 0 - 1]),
-        torch.cat([targets, 0 * pad + IGNORED]),
+        torch.cat([targets, 0 * pad + NO_TARGET]),
     )
 
 
@@ -137,7 +139,7 @@ def test_packed_loss_and_gradients_equal_sequences_alone(modules: tuple[Any, Any
     """Feature rows 68 and 118; transformers computes sequence by sequence."""
     module, theirs = modules
     parts, tokens, positions, segments, targets = packed_case([12, 3, 1, 9])
-    weights = torch.linspace(-0.5, 2, len(tokens)) * (targets != IGNORED)
+    weights = torch.linspace(-0.5, 2, len(tokens)) * (targets != NO_TARGET)
     loss = module.loss_packed(tokens, positions, segments, targets, weights)
     expected, start = 0.0, 0
     for part in parts:
@@ -163,24 +165,42 @@ def test_log_probs_and_hidden_states_of_packed_sequences(models: tuple[Any, Any]
         states = torch.cat([theirs.model(part[None]).last_hidden_state[0] for part in parts])
         logits = torch.cat([theirs(part[None]).logits[0] for part in parts])
     torch.testing.assert_close(hidden[:-2], states, rtol=1e-4, atol=1e-5)
-    learned = targets[:-2] != IGNORED
+    learned = targets[:-2] != NO_TARGET
     expected = logits.log_softmax(-1).gather(1, targets[:-2].clamp(min=0)[:, None])[:, 0]
     torch.testing.assert_close(log_probs[:-2], expected * learned, rtol=1e-4, atol=1e-5)
     assert (hidden[-2:] == 0).all()
     assert (log_probs[-2:] == 0).all()
 
 
+def test_entries_and_numpy_agree_with_the_module(models: tuple[Any, Any]) -> None:
+    model = models[0]
+    _, *inputs, targets = packed_case([12, 3, 1, 9])
+    inputs = [values.numpy() for values in inputs]
+    weights = np.linspace(0, 2, len(targets), dtype=np.float32) * (targets.numpy() != NO_TARGET)
+    reference = numpy.backend.load(model.config, model.weights.map(lambda _, w: w.numpy()))
+    with torch.no_grad():
+        log_probs = model.as_module().log_probs_packed(*inputs, targets)
+        loss = model.as_module().loss_packed(*inputs, targets, weights)
+    for lm in (model, reference):
+        got = log_probs_packed(lm, *inputs, targets.numpy())
+        np.testing.assert_allclose(got, log_probs, rtol=1e-4, atol=1e-5)
+        got = loss_packed(lm, *inputs, targets.numpy(), weights)
+        assert got == pytest.approx(loss.item(), rel=1e-5)
+    with pytest.raises(InputError, match="target 96 is not in a vocabulary of 96"):
+        model.log_probs(Batch.build([Span(0, 0, [3])]), np.array([96], np.int32))
+
+
 def test_the_mean_is_over_what_is_learned(modules: tuple[Any, Any]) -> None:
     module = modules[0]
     labels = IDS.clone()
-    labels[:, :5] = IGNORED
+    labels[:, :5] = NO_TARGET
     mean = module(IDS, labels=labels).loss
     total = module(IDS, labels=labels, num_items_in_batch=1).loss
     torch.testing.assert_close(total, 3 * 7 * mean)
     torch.testing.assert_close(
         module(IDS, labels=labels, num_items_in_batch=torch.tensor(42)).loss, mean / 2
     )
-    nothing = module(IDS, labels=torch.full_like(IDS, IGNORED)).loss
+    nothing = module(IDS, labels=torch.full_like(IDS, NO_TARGET)).loss
     nothing.backward()
     assert nothing == 0
 

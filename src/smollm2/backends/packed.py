@@ -12,13 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smollm2.batch import Batch
+from smollm2.causal_lm import NO_TARGET
 from smollm2.errors import InputError
 
 Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-
-IGNORED = -100
-"""The label of a token that nobody learns, as PyTorch and transformers have it."""
 
 _LIMITS = np.iinfo(np.int32)
 
@@ -106,12 +104,12 @@ def _tokens_of(shape: tuple[int, int], mask: Indices) -> Mask:
 def next_labels(labels: Indices, segments: Indices) -> Indices:
     """What each token [B·S] is to say: the label of the next place [B, S] of its own sequence.
 
-    ``IGNORED`` where there is none, or it is not learned.
+    ``NO_TARGET`` where there is none, or it is not learned.
     """
     rows, length = labels.shape
-    following = np.full(labels.shape, IGNORED, np.int64)
+    following = np.full(labels.shape, NO_TARGET, np.int64)
     following[:, :-1] = labels[:, 1:]
     owners = segments.reshape(rows, length)
     same = np.zeros(labels.shape, bool)
     same[:, :-1] = (owners[:, 1:] == owners[:, :-1]) & (owners[:, 1:] >= 0)
-    return np.where(same, following, IGNORED).reshape(-1)
+    return np.where(same, following, NO_TARGET).reshape(-1)

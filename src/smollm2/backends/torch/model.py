@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,12 +15,19 @@ from smollm2.backends.torch.module import SmolLM2Module
 from smollm2.backends.torch.numerics import switched
 from smollm2.backends.torch.ops import TorchOps
 from smollm2.backends.torch.plan import Plan, Planner
-from smollm2.batch import Batch
+from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache, Layout
-from smollm2.causal_lm import LoadedModel, Traffic, check_batch, checked_cache, dense_traffic
+from smollm2.causal_lm import (
+    LoadedModel,
+    Traffic,
+    check_batch,
+    checked_cache,
+    dense_traffic,
+    learned_tokens,
+)
 from smollm2.config import Config
 from smollm2.errors import InputError
-from smollm2.model import forward, hidden
+from smollm2.model import forward, head_of, hidden
 from smollm2.weights import Weights
 
 Text = Callable[[Weights[Tensor], TorchOps, Plan], Tensor]
@@ -82,6 +90,19 @@ class TorchModel(LoadedModel[TorchCache]):
     def hidden(self, batch: Batch, cache: Cache | None = None) -> NDArray[np.float32]:
         """Hidden states of the wanted tokens, [W, C]. See ``CausalLM.hidden``."""
         return self._run(hidden, batch, cache)
+
+    def log_probs(self, batch: Batch, targets: Ints) -> NDArray[np.float32]:
+        """Log-probability of each target, [T]. See ``CausalLM.log_probs``."""
+        learned = learned_tokens(self.config, batch, targets)
+        chosen = torch.from_numpy(targets[learned]).to(self.device)
+
+        def text(weights: Weights[Tensor], ops: TorchOps, plan: Plan) -> Tensor:
+            return ops.log_probs(hidden(weights, ops, plan), head_of(weights), chosen)
+
+        log_probs = np.zeros(len(batch), np.float32)
+        wanted = replace(batch, wanted=learned.astype(np.int32))
+        log_probs[learned] = self._run(text, wanted, None)
+        return log_probs
 
     def as_module(self, *, return_logits: bool | None = None) -> SmolLM2Module:
         """The model as an ``nn.Module`` to train, whose parameters are these very tensors."""

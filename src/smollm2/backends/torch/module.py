@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from smollm2 import model
-from smollm2.backends.packed import IGNORED, Indices, next_labels, packed, sequences_of
+from smollm2.backends.packed import Indices, next_labels, packed, sequences_of
 from smollm2.backends.torch.ops import TorchOps
 from smollm2.backends.torch.plan import Planner
 from smollm2.batch import Batch
-from smollm2.causal_lm import check_batch
+from smollm2.causal_lm import NO_TARGET, check_batch
 from smollm2.config import Config
 from smollm2.errors import InputError
 from smollm2.files import write_json
@@ -135,11 +135,11 @@ class SmolLM2Module(nn.Module):
             _optional("attention_mask", attention_mask),
             _optional("position_ids", position_ids),
         )
-        targets = np.full(ids.size, IGNORED)
+        targets = np.full(ids.size, NO_TARGET)
         if labels is not None:
             targets = next_labels(_host("labels", labels, 2, shape), segments)
         with_logits = labels is None or self._makes_logits(return_logits)
-        learned = targets != IGNORED
+        learned = targets != NO_TARGET
         part = packed(ids.reshape(-1), positions, segments, learned | with_logits)
         hidden = self._hidden(part.batch)
         output = Output()
@@ -169,7 +169,7 @@ class SmolLM2Module(nn.Module):
         """Log-probability of each target [P], float32; 0 where the target is -100, or padding."""
         sequences = _sequences(tokens, positions, segments)
         chosen = _host("targets", targets, 1, sequences[0].shape)
-        part = packed(*sequences, (sequences[2] >= 0) & (chosen != IGNORED))
+        part = packed(*sequences, (sequences[2] >= 0) & (chosen != NO_TARGET))
         log_probs = self._log_probs(self._hidden(part.batch), chosen[part.places])
         return self._spread(log_probs, part.places, len(chosen))
 
@@ -230,7 +230,7 @@ class SmolLM2Module(nn.Module):
         wrong = targets[(targets < 0) | (targets >= size)]
         if len(wrong) > 0:
             raise InputError(
-                f"target {wrong[0]} is not in a vocabulary of {size}: {IGNORED} as a label, or "
+                f"target {wrong[0]} is not in a vocabulary of {size}: {NO_TARGET} as a label, or "
                 "a weight of 0, leaves a token out"
             )
         return self._ops.log_probs(hidden, model.head_of(self.weights), self._send(targets))

@@ -38,18 +38,48 @@ class TorchBackend:
         - ``device``: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``
         - ``dtype``: ``"float32"``, ``"bfloat16"`` or ``"float16"``; by default that of the
           checkpoint's matrices where all have the same, else float32
+        - ``tensor_parallel``: how many processes share the weights, or a device mesh of them, see
+          ``smollm2.backends.torch.shards``
         - ``numerics``: ``"exact"`` or ``"fast"``, see ``smollm2.backends.torch.numerics``
 
         Raises ``InputError`` for another option, or a value that cannot be had here.
         """
         for name in options:
-            if name not in ("device", "dtype", "numerics"):
+            if name not in ("device", "dtype", "numerics", "tensor_parallel"):
                 raise InputError(f"the torch backend has no option {name}: leave it out")
         device = _device(options.get("device", "cpu"))
         dtype = _choice("dtype", options.get("dtype") or _dtype_of(weights), tuple(DTYPES))
         numerics = _choice("numerics", options.get("numerics", NUMERICS[0]), NUMERICS)
+        exact = numerics == "exact"
+        shared = options.get("tensor_parallel", 1)
+        if shared != 1:
+            return _sharded(config, weights, shared, device, DTYPES[dtype], exact=exact)
         tensors = weights.map(lambda _, weight: _tensor(weight).to(device, DTYPES[dtype]))
-        return TorchModel(config, tensors, exact=numerics == "exact")
+        return TorchModel(config, tensors, exact=exact)
+
+
+def _sharded(
+    config: Config,
+    weights: Weights[Any],
+    tensor_parallel: object,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    exact: bool,
+) -> TorchModel:
+    """A model of whose weights this process holds a part."""
+    from smollm2.backends.torch import shards  # takes half a second to import
+
+    mesh = shards.mesh_of(config, tensor_parallel, device.type)
+
+    def place(name: str, weight: Weight) -> Tensor:
+        dense = weight if isinstance(weight, np.ndarray) else as_float32(weight)
+        return shards.placed(
+            name, _tensor(shards.part_of(name, dense, mesh)).to(device, dtype), mesh
+        )
+
+    ops = shards.ShardedOps(config, mesh, exact=exact)
+    return TorchModel(config, weights.map(place), exact=exact, ops=ops)
 
 
 def _choice(name: str, value: object, known: tuple[str, ...]) -> str:

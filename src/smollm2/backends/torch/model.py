@@ -42,12 +42,19 @@ class TorchModel(LoadedModel[TorchCache]):
 
     threads: None = None
 
-    def __init__(self, config: Config, weights: Weights[Tensor], *, exact: bool = True) -> None:
+    def __init__(
+        self,
+        config: Config,
+        weights: Weights[Tensor],
+        *,
+        exact: bool = True,
+        ops: TorchOps | None = None,
+    ) -> None:
         super().__init__(config)
         self.dtype = weights.token_embedding.dtype
         self.device = weights.token_embedding.device
         self.exact = exact
-        self.ops = TorchOps(config, exact=exact)
+        self.ops = ops or TorchOps(config, exact=exact)
         angles = torch.float32 if exact else self.dtype
         self._planner = Planner(config, self.device, angles)
         self._weights: Weights[Tensor] | None = weights
@@ -69,7 +76,7 @@ class TorchModel(LoadedModel[TorchCache]):
         return TorchCache(
             layout,
             layers=self.config.num_hidden_layers,
-            heads=self.config.num_key_value_heads,
+            heads=self.ops.kv_heads,
             size=self.config.head_dim,
             dtype=self.dtype,
             device=self.device,

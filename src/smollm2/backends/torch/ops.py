@@ -42,6 +42,20 @@ class TorchOps:
         self._config = config
         self._exact = exact
 
+    @property
+    def kv_heads(self) -> int:
+        """Heads whose keys and values are stored."""
+        return self._config.num_key_value_heads
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes what all have."""
+        return True
+
+    def whole(self, weight: Tensor) -> Tensor:
+        """All of a weight."""
+        return weight
+
     def embed(self, table: Tensor, plan: Plan) -> Tensor:
         """Rows of the embedding, [T, C]."""
         return F.embedding(plan.ids, table)

@@ -67,6 +67,7 @@ class TorchCache(Cache):
 
 def _grown(stored: Tensor, room: int) -> Tensor:
     pages, used, heads, size = stored.shape
-    grown = stored.new_empty((pages, room, heads, size))
+    # Zeros: what a mask leaves out is still multiplied, and must be a number.
+    grown = stored.new_zeros((pages, room, heads, size))
     grown[:, :used] = stored
     return grown

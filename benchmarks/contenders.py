@@ -91,7 +91,7 @@ class Transformers:
             places = torch.arange(self.position, self.position + len(ids), device=self.device)
             output = step(
                 tokens,
-                past_key_values=self.cache,
+                cache=self.cache,
                 position_ids=places[None],
                 use_cache=True,
                 logits_to_keep=1,

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from smollm2 import llama_gguf
+from smollm2.bindings import Bindings, Given
 from smollm2.config import Config
 from smollm2.errors import CheckpointError, InputError
 from smollm2.files import atomic_write, json_bytes, temporary_name
@@ -58,18 +59,31 @@ def load_checkpoint(
     *,
     strict: bool = True,
     mapping: NameMapping | None = None,
+    bindings: Given | None = None,
     verify: bool = False,
 ) -> Checkpoint:
     """Load a Hugging Face folder, a .gguf or .smol file, or a folder that holds just one.
 
-    ``mapping`` renames the file's tensors first. Nothing is read of any tensor before the config
-    and the names, shapes and dtypes of all of them have been found to fit; but ``verify`` compares
-    the checksums of a .smol file's.
+    ``mapping`` renames the file's tensors first. ``bindings``, a mapping or the path of a JSON
+    file, say instead which tensor each weight is: ``{canonical name: tensor}``. Where they bind
+    the head and the token embedding to one tensor, the head is tied, whatever the config says.
+
+    Nothing is read of any tensor before the config and the names, shapes and dtypes of all of
+    them have been found to fit; but ``verify`` compares the checksums of a .smol file's.
 
     Raises ``ModelNotFoundError``, ``FormatError`` for a broken file, ``ConfigError``,
-    ``CheckpointError`` (one, with all that does not fit), ``TokenizerError``, ``TemplateError``.
+    ``CheckpointError`` (one, with all that does not fit), ``TokenizerError``, ``TemplateError``,
+    and ``InputError`` for wrong bindings.
     """
-    return _load(open_path(Path(path), verify=verify), strict=strict, mapping=mapping)
+    if bindings is None:
+        return _load(open_path(Path(path), verify=verify), strict=strict, mapping=mapping)
+    if mapping is not None:
+        raise InputError("mapping and bindings both say what tensors are: give one of them")
+    bound = Bindings.read(bindings)
+    opened = open_path(Path(path), verify=verify)
+    if bound.tie:
+        opened = replace(opened, config=replace(opened.config, tie_word_embeddings=True))
+    return _load(opened, strict=strict, mapping=bound.mapping(opened.config, opened.sources))
 
 
 def load_files(config: Path, tokenizer: Path, weights: Path) -> Checkpoint:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeAlias
 
@@ -100,5 +99,7 @@ class Bindings:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
     near = get_close_matches(name, names, n=1)
     return f": did you mean {near[0]!r:.200}?" if near else ""

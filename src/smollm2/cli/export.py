@@ -69,10 +69,10 @@ def export(
     offline: options.Offline = False,
     no_color: options.NoColor = False,
 ) -> None:
-    """Write a model in another format: one file or, for transformers, a folder.
+    """Write a model in another format.
 
-    Its path goes to stdout, all else to stderr. Without a name for it, it goes to the working
-    folder.
+    It is one file or, for transformers, a folder. Its path goes to stdout, all else to stderr.
+    Without a name for it, it goes to the working folder.
 
     smol, which is mapped and not read, is q8, q4, q4m, q16, bf16 or f32; gguf, for llama.cpp, is
     q8_0, q4_0, q4_1, f16, bf16 or f32; huggingface is f16, bf16 or f32.

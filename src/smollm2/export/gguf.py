@@ -15,8 +15,9 @@ from smollm2.checkpoint import Checkpoint, state_of
 from smollm2.errors import CheckpointError, InputError, TokenizerError
 from smollm2.export.exported import Exported, Progress, check_free, kind_sizes
 from smollm2.formats.gguf_writer import GgufTensor, write_gguf
-from smollm2.ggml_rounding import GGML_ROUNDED, ggml_groups
+from smollm2.ggml_groups import GGML_ROUNDED, ggml_groups, ggml_kind, repacked
 from smollm2.llama_gguf import WRITTEN_NAMES, interleaved_rows, metadata_of
+from smollm2.packing import Packed
 from smollm2.quantize import Quantized, Weight, as_dense, as_float32, kind_of
 from smollm2.stopping import stop_ids
 from smollm2.tokenizer.gguf_keys import gguf_vocabulary
@@ -27,7 +28,6 @@ Bytes = NDArray[np.uint8]
 GGUF_QUANTS = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")
 """Kinds that matrices can be written as."""
 
-_DENSE = ("F32", "F16", "BF16")
 _ENDS = {"Q4_0": "Q8_0", "Q4_1": "Q8_0"}
 """What the embedding and the head become where 4 bit is asked for, as in llama.cpp's own files."""
 
@@ -133,7 +133,9 @@ class _Plan:
         if len(weight.shape) == 1:
             yield as_float32(weight).view(np.uint8)
             return
-        if not isinstance(weight, np.ndarray | Quantized):
+        if isinstance(weight, Packed) and ggml_kind(weight) == tensor.kind:
+            weight = repacked(weight, tensor.kind)
+        elif not isinstance(weight, np.ndarray | Quantized):
             weight = as_float32(weight)
         rows, cols = weight.shape
         step = max(1, _CHUNK // cols)
@@ -154,15 +156,23 @@ def _rows(weight: NDArray[Any] | Quantized, chosen: NDArray[np.int64], kind: str
 
 def _kind(name: str, weight: Weight, quant: str | None) -> str:
     """The kind that a weight gets in the file."""
-    kind = kind_of(weight)
     if len(weight.shape) == 1:
         return "F32"
+    stored = _stored_kind(weight)
     if quant is not None:
         asked = quant.upper()
-        return _ENDS.get(asked, asked) if name in (EMBEDDING, HEAD) and kind != asked else asked
-    if kind == "F64":
+        return _ENDS.get(asked, asked) if name in (EMBEDDING, HEAD) and stored != asked else asked
+    if stored is None:
         raise InputError(f"{name} is F64, which llama.cpp does not compute with: give a quant")
-    return kind if isinstance(weight, Quantized) or kind in _DENSE else "F32"
+    return stored
+
+
+def _stored_kind(weight: Weight) -> str | None:
+    """The kind of GGUF that holds a matrix without loss, the smallest; None where none does."""
+    if isinstance(weight, Packed):
+        return ggml_kind(weight) or ("BF16" if weight.kind == "bf16" else "F32")
+    kind = kind_of(weight)
+    return None if kind == "F64" else kind
 
 
 def _metadata(

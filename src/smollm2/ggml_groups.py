@@ -1,8 +1,8 @@
-"""Rounding to ggml's groups: dense rows as Q8_0, Q4_0 and Q4_1, bit for bit as ggml rounds them.
+"""ggml's groups, made: of packed weights with their numbers, of dense rows as ggml rounds them.
 
-Sources: ``quantize_row_q8_0_ref``, ``quantize_row_q4_0_ref`` and ``quantize_row_q4_1_ref`` in
-https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c, in float32 step by step. What
-``rounding`` does for the kernels finds better scales; this is for files of llama.cpp's own kinds.
+Sources of the rounding: ``quantize_row_q8_0_ref``, ``quantize_row_q4_0_ref``,
+``quantize_row_q4_1_ref`` in https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c, in
+float32 step by step. What ``rounding`` does for the kernels finds better scales.
 """
 
 from __future__ import annotations
@@ -15,9 +15,40 @@ from numpy.typing import NDArray
 
 from smollm2.errors import InputError
 from smollm2.formats.gguf import GROUPS
+from smollm2.formats.smol import TILE_ROWS
+from smollm2.packing import WITHOUT_LOSS, Packed, groups_of_tiles
+from smollm2.quantize import Quantized
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+
+
+_GGML_KINDS = {packed: stored for stored, packed in WITHOUT_LOSS.items()}
+_CHUNK = 2**20
+"""Values that are unpacked at a time."""
+
+
+def ggml_kind(packed: Packed) -> str | None:
+    """The kind of groups that hold the very numbers of a packed matrix; None where none do."""
+    kind = _GGML_KINDS.get(packed.kind)
+    return None if kind is None or packed.shape[1] % GROUPS[kind][0] else kind
+
+
+def repacked(packed: Packed, kind: str) -> Quantized:
+    """A packed matrix as groups of its ``ggml_kind``: the inverse of packing those."""
+    rows, cols = packed.shape
+    count, nbytes = GROUPS[kind]
+    data = np.empty((len(packed.data), TILE_ROWS, cols // count * nbytes), dtype=np.uint8)
+    step = max(1, _CHUNK // cols // TILE_ROWS)
+    for start in range(0, len(data), step):
+        groups = groups_of_tiles(packed.data[start : start + step], packed.kind)
+        halves = [groups.scale, groups.minimum][: 2 if kind == "Q4_1" else 1]
+        scales = np.stack(halves, axis=1).astype("<f2", copy=False).view(np.uint8)
+        q = groups.q.astype(np.int8).view(np.uint8)
+        stored = np.hstack([scales, q if kind == "Q8_0" else _nibbles(q)])
+        part = data[start : start + step]
+        part[...] = stored.reshape(*part.shape[:2], -1)[..., : part.shape[2]]
+    return Quantized(kind, packed.shape, data.reshape(-1, data.shape[2])[:rows])
 
 
 def ggml_groups(values: Floats, kind: str) -> Bytes:
@@ -60,19 +91,23 @@ def _q4_0(groups: Floats) -> tuple[list[Floats], Bytes]:
     """Scale = the value of largest magnitude / -8, the first of equal ones; q from 0 to 15."""
     place = np.abs(groups).argmax(axis=1, keepdims=True)
     scale = np.take_along_axis(groups, place, axis=1) / np.float32(-8)
-    return [scale], _nibbles(groups * _inverse(scale) + np.float32(8.5))
+    return [scale], _cut(groups * _inverse(scale) + np.float32(8.5))
 
 
 def _q4_1(groups: Floats) -> tuple[list[Floats], Bytes]:
     """Scale = (largest - smallest) / 15, minimum = the smallest; q from 0 to 15."""
     minimum = groups.min(axis=1, keepdims=True)
     scale = (groups.max(axis=1, keepdims=True) - minimum) / np.float32(15)
-    return [scale, minimum], _nibbles((groups - minimum) * _inverse(scale) + np.float32(0.5))
+    return [scale, minimum], _cut((groups - minimum) * _inverse(scale) + np.float32(0.5))
 
 
-def _nibbles(exact: Floats) -> Bytes:
-    """Cut off fractions; the low four bits have the first half of a group, the high the rest."""
-    q = np.minimum(exact.astype(np.uint8), np.uint8(15))
+def _cut(exact: Floats) -> Bytes:
+    """Cut off fractions, to four bits."""
+    return _nibbles(np.minimum(exact.astype(np.uint8), np.uint8(15)))
+
+
+def _nibbles(q: Bytes) -> Bytes:
+    """The low four bits of the bytes have the first half of a group, the high ones the rest."""
     half = q.shape[1] // 2
     packed: Bytes = q[:, :half] | q[:, half:] << np.uint8(4)
     return packed

@@ -57,7 +57,7 @@ def main() -> None:
         logits = module(tokens.view(shape))["logits"].view(TOKENS, -1)
         loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
     loss.backward()
-    print(loss.item(), peak() - before)
+    sys.stdout.write(f"{loss.item()} {peak() - before}\n")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from smollm2.checkpoint import load_checkpoint
-from smollm2.cli import main
-from smollm2.cli.targets import TARGETS
-from smollm2.export import DTYPES, GGUF_QUANTS
+from smollm2.checkpoint import Checkpoint, load_checkpoint
+from smollm2.cli import main, targets
+from smollm2.cli.targets import TARGETS, Asked, Target
+from smollm2.export import DTYPES, GGUF_QUANTS, Exported, KindSize
 from smollm2.kinds import QUANTS
 from tests.cli_session import write_model
 from tests.tiny import random_weights, tiny_config, write_gguf, write_hf
@@ -51,6 +51,35 @@ def test_the_help_names_every_format_and_kind(capsys: Capture) -> None:
     for name, target in TARGETS.items():
         assert f"{name}" in out
         assert f"{', '.join(target.quants[:-1])} or {target.quants[-1]}" in out
+
+
+def test_another_format_is_another_row(
+    model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """It is asked for the path before anything is loaded, and gets what was asked for."""
+    told: list[object] = []
+
+    def write(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
+        told.append((checkpoint.path, path, asked.name, asked.force))
+        return Exported(path, 12, 0.5, (KindSize("f32", 1, 3, 12),), ("a remark",))
+
+    row = Target(
+        ending=".mine",
+        quants=(),
+        options=(),
+        check=lambda path, force: told.append((path, force)),
+        write=write,
+    )
+    monkeypatch.setattr(targets, "TARGETS", {**TARGETS, "mine": row})
+    assert main(["export", str(model), "--to", "mine", "--force"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "tiny-1.7B.mine\n"
+    assert "a remark\n" in err
+    path = Path("tiny-1.7B.mine")
+    assert told == [(path, True), (model, path, "tiny-1.7B", True)]
+    assert main(["export", str(model), "--to", "mine", "--quant", "f32"]) == 2
+    message = "error: --quant is for --to smol, gguf, huggingface, not for mine\n"
+    assert capsys.readouterr().err == message
 
 
 def test_gguf(model: Path, place: Path, capsys: Capture) -> None:

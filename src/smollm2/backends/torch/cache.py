@@ -66,8 +66,8 @@ class TorchCache(Cache):
 
 
 def _grown(stored: Tensor, room: int) -> Tensor:
+    """More room, zeros: what a mask hides is multiplied all the same, and memory may hold NaN."""
     pages, used, heads, size = stored.shape
-    # Zeros: what a mask leaves out is still multiplied, and must be a number.
     grown = stored.new_zeros((pages, room, heads, size))
     grown[:, :used] = stored
     return grown

@@ -125,7 +125,7 @@ def main() -> None:
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=2,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=100),
     )
     result: dict[str, Any] = {}
     for name in CONFIGS:

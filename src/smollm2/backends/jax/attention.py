@@ -1,0 +1,124 @@
+"""Attention in float32 softmax, of few queries at a time so that scores stay small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+QUERY_CHUNK = 128
+"""Queries that attend at a time: bounds the scores to QUERY_CHUNK × H × S numbers."""
+
+Precision = lax.Precision
+
+
+def attention(
+    query: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    visible: jax.Array,
+    precision: Precision,
+) -> jax.Array:
+    """Queries [N, Q, H, D] over keys and values [N, K, S, D]: [N, Q, H, D].
+
+    ``visible`` [N, Q, S]. Query heads share kv heads in consecutive groups of H/K, and no key is
+    repeated for them.
+    """
+    rows, count, heads, size = query.shape
+    shared = keys.shape[1]
+    grouped = query.reshape(rows, count, shared, heads // shared, size)
+    scores = jnp.einsum(
+        "nqkgd,nksd->nkgqs",
+        grouped,
+        keys,
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+    scores = jnp.where(visible[:, None, None], scores * (1 / sqrt(size)), -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    mixed = jnp.einsum(
+        "nkgqs,nksd->nqkgd",
+        weights,
+        values,
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+    return mixed.reshape(query.shape).astype(query.dtype)
+
+
+def row_attention(
+    query: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    positions: jax.Array,
+    precision: Precision,
+) -> jax.Array:
+    """Attention [N, Q, H, D] where key s is visible from position s on; ``positions`` [N, Q]."""
+    places = jnp.arange(keys.shape[2])
+
+    def part(start: jax.Array, query: jax.Array, positions: jax.Array) -> jax.Array:
+        visible = places <= positions[:, :, None]
+        return attention(query, keys, values, visible, precision)
+
+    return _chunked(part, query, positions)
+
+
+def segment_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    positions: jax.Array,
+    segments: jax.Array,
+    reach: int,
+    precision: Precision,
+) -> jax.Array:
+    """Causal attention within segments: query [T, H, D], key and value [T, K, D] to [T, H, D].
+
+    A token sees those of its segment up to its position, of which none is more than ``reach``
+    tokens before it.
+    """
+    tokens = len(query)
+    span = tokens
+    if tokens > QUERY_CHUNK and reach + QUERY_CHUNK < tokens:
+        span = reach + QUERY_CHUNK
+        key, value = (jnp.pad(x, ((reach, 0), (0, 0), (0, 0))) for x in (key, value))
+        of_keys = jnp.pad(positions, (reach, 0)), jnp.pad(segments, (reach, 0), constant_values=-2)
+    else:
+        of_keys = positions, segments
+    by_head = key.swapaxes(0, 1), value.swapaxes(0, 1)
+
+    def part(
+        start: jax.Array, query: jax.Array, positions: jax.Array, segments: jax.Array
+    ) -> jax.Array:
+        begin = start if span < tokens else jnp.zeros_like(start)
+        keys, values = (lax.dynamic_slice_in_dim(x, begin, span, axis=1) for x in by_head)
+        key_positions, key_segments = (lax.dynamic_slice_in_dim(x, begin, span) for x in of_keys)
+        same = segments[:, :, None] == key_segments
+        visible = same & (key_positions <= positions[:, :, None])
+        return attention(query, keys[None], values[None], visible, precision)
+
+    return _chunked(part, query[None], positions[None], segments[None])[0]
+
+
+def _chunked(part: Callable[..., jax.Array], query: jax.Array, *others: jax.Array) -> jax.Array:
+    """``part(start, query, *others)`` over chunks of the queries [N, Q, H, D] and others [N, Q].
+
+    Nothing but what goes in is kept for a derivative: scores are made again for it.
+    """
+    rows, count = query.shape[:2]
+    if count <= QUERY_CHUNK:
+        return part(jnp.int32(0), query, *others)
+    chunks = -(-count // QUERY_CHUNK)
+    missing = chunks * QUERY_CHUNK - count
+
+    def split(x: jax.Array) -> jax.Array:
+        padded = jnp.pad(x, ((0, 0), (0, missing), *([(0, 0)] * (x.ndim - 2))))
+        return padded.reshape(rows, chunks, QUERY_CHUNK, *x.shape[2:]).swapaxes(0, 1)
+
+    starts = jnp.arange(chunks, dtype=jnp.int32) * QUERY_CHUNK
+    inputs = (starts, split(query), *(split(x) for x in others))
+    out: jax.Array = lax.map(lambda each: jax.checkpoint(part)(*each), inputs)
+    return out.swapaxes(0, 1).reshape(rows, chunks * QUERY_CHUNK, *query.shape[2:])[:, :count]

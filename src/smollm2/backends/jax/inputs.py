@@ -54,7 +54,7 @@ class Rows:
 class Inputs:
     """What a traced forward gets of a batch: int32 arrays, T tokens and W wanted ones with padding.
 
-    - ``ids``, ``positions`` [T], ``wanted`` [W]: as in ``Batch``
+    - ``ids``, ``positions`` [T], ``wanted`` [W]: as in ``Batch``; all are wanted where it is None
     - ``segments`` [T], ``reach``: without a cache, who sees whom, and how many tokens before its
       own a token may see (T: it may see any)
     - ``pages``, ``offsets`` [T]: with a cache, where keys and values are written

@@ -143,7 +143,7 @@ class JaxOps:
 
     def wanted(self, x: jax.Array, plan: Plan) -> jax.Array:
         """Rows whose logits are wanted."""
-        return x[plan.inputs.wanted]
+        return x if plan.inputs.wanted is None else x[plan.inputs.wanted]
 
     def head(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         """Logits, [W, V] float32."""

@@ -17,7 +17,7 @@ from jax import lax
 
 from smollm2.backends.jax.inputs import Inputs, fit_tokens
 from smollm2.backends.jax.ops import JaxOps, Plan
-from smollm2.model import head_of, hidden
+from smollm2.model import forward, head_of, hidden
 from smollm2.weights import Block, Weights
 
 LOGITS_CHUNK = 128
@@ -100,9 +100,15 @@ def wanted_log_probs(
     return log_probs(states, head_of(weights), targets, ops.precision)
 
 
-@partial(jax.jit, static_argnames="ops")
-def _states(weights: JaxWeights, inputs: Inputs, *, ops: JaxOps) -> jax.Array:
-    return hidden(weights, ops, ops.plan(inputs)).astype(jnp.float32)
+@partial(jax.jit, static_argnames=("text", "ops"))
+def _run(
+    weights: JaxWeights,
+    inputs: Inputs,
+    *,
+    text: Callable[[JaxWeights, JaxOps, Plan], jax.Array],
+    ops: JaxOps,
+) -> jax.Array:
+    return text(weights, ops, ops.plan(inputs)).astype(jnp.float32)
 
 
 def hidden_packed(
@@ -120,9 +126,24 @@ def hidden_packed(
     padding, and gives zeros. ``reach`` makes it faster, where it is known that no token sees one
     that lies more than so many before it, and that each segment lies in one, in rising order.
     """
-    count = len(tokens)
-    states = _states(weights, _inputs(tokens, positions, segments, reach), ops=training(ops))
-    return jnp.where(jnp.asarray(segments)[:, None] < 0, 0, states[:count])
+    inputs = _inputs(tokens, positions, segments, reach)
+    states: jax.Array = _run(weights, inputs, text=hidden, ops=training(ops))
+    return jnp.where(jnp.asarray(segments)[:, None] < 0, 0, states[: len(tokens)])
+
+
+def logits_packed(
+    weights: JaxWeights,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segments: jax.Array,
+    *,
+    ops: JaxOps,
+    reach: int | None = None,
+) -> jax.Array:
+    """Logits of all tokens of packed sequences, [P, V] float32; see ``hidden_packed``."""
+    inputs = _inputs(tokens, positions, segments, reach)
+    logits: jax.Array = _run(weights, inputs, text=forward, ops=training(ops))
+    return logits[: len(tokens)]
 
 
 def log_probs_packed(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import sqrt
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-QUERY_CHUNK = 128
+QUERY_CHUNK = 256
 """Queries that attend at a time: bounds the scores to QUERY_CHUNK × H × S numbers."""
 
 Precision = lax.Precision
@@ -22,31 +23,21 @@ def attention(
     visible: jax.Array,
     precision: Precision,
 ) -> jax.Array:
-    """Queries [N, Q, H, D] over keys and values [N, K, S, D]: [N, Q, H, D].
+    """Queries [N, Q, H, D] over keys [N, K, D, S] and values [N, K, S, D]: [N, Q, H, D].
 
     ``visible`` [N, Q, S]. Query heads share kv heads in consecutive groups of H/K, and no key is
     repeated for them.
     """
     rows, count, heads, size = query.shape
     shared = keys.shape[1]
-    grouped = query.reshape(rows, count, shared, heads // shared, size)
-    scores = jnp.einsum(
-        "nqkgd,nksd->nkgqs",
-        grouped,
-        keys,
-        precision=precision,
-        preferred_element_type=jnp.float32,
-    )
-    scores = jnp.where(visible[:, None, None], scores * (1 / sqrt(size)), -jnp.inf)
+    # Head by head, so that both products are of matrices that lie in order.
+    by_head = query.reshape(rows, count, shared, heads // shared, size).transpose(0, 2, 3, 1, 4)
+    product = partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
+    scores = product("nkgqd,nkds->nkgqs", by_head, keys) * (1 / sqrt(size))
+    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    mixed = jnp.einsum(
-        "nkgqs,nksd->nqkgd",
-        weights,
-        values,
-        precision=precision,
-        preferred_element_type=jnp.float32,
-    )
-    return mixed.reshape(query.shape).astype(query.dtype)
+    mixed = product("nkgqs,nksd->nkgqd", weights, values).astype(query.dtype)
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(query.shape)
 
 
 def row_attention(
@@ -57,7 +48,7 @@ def row_attention(
     precision: Precision,
 ) -> jax.Array:
     """Attention [N, Q, H, D] where key s is visible from position s on; ``positions`` [N, Q]."""
-    places = jnp.arange(keys.shape[2])
+    places = jnp.arange(keys.shape[3])
 
     def part(start: jax.Array, query: jax.Array, positions: jax.Array) -> jax.Array:
         visible = places <= positions[:, :, None]
@@ -88,17 +79,18 @@ def segment_attention(
         of_keys = jnp.pad(positions, (reach, 0)), jnp.pad(segments, (reach, 0), constant_values=-2)
     else:
         of_keys = positions, segments
-    by_head = key.swapaxes(0, 1), value.swapaxes(0, 1)
+    keys, values = key.transpose(1, 2, 0), value.swapaxes(0, 1)
 
     def part(
         start: jax.Array, query: jax.Array, positions: jax.Array, segments: jax.Array
     ) -> jax.Array:
         begin = start if span < tokens else jnp.zeros_like(start)
-        keys, values = (lax.dynamic_slice_in_dim(x, begin, span, axis=1) for x in by_head)
+        seen_keys = lax.dynamic_slice_in_dim(keys, begin, span, axis=2)
+        seen_values = lax.dynamic_slice_in_dim(values, begin, span, axis=1)
         key_positions, key_segments = (lax.dynamic_slice_in_dim(x, begin, span) for x in of_keys)
         same = segments[:, :, None] == key_segments
         visible = same & (key_positions <= positions[:, :, None])
-        return attention(query, keys[None], values[None], visible, precision)
+        return attention(query, seen_keys[None], seen_values[None], visible, precision)
 
     return _chunked(part, query[None], positions[None], segments[None])[0]
 

@@ -57,7 +57,7 @@ class Inputs:
     - ``ids``, ``positions`` [T], ``wanted`` [W]: as in ``Batch``; all are wanted where it is None
     - ``segments`` [T], ``reach``: without a cache, who sees whom, and how many tokens before its
       own a token may see (T: it may see any)
-    - ``pages``, ``offsets`` [T]: with a cache, where keys and values are written
+    - ``pages``, ``offsets`` [T, but at least 2]: with a cache, where keys and values are written
     - ``rows``, ``places`` [T]: with a cache, who attends together, and where among the results of
       all of them a token's is (None: in order)
     """
@@ -109,8 +109,8 @@ def inputs_of(batch: Batch, *, num_pages: int | None) -> Inputs:
         places = np.arange(len(batch), dtype=np.int32)
     return _with(
         inputs,
-        pages=_padded(pages, tokens, fill=num_pages),
-        offsets=_padded(offsets, tokens),
+        pages=_padded(pages, max(tokens, 2), fill=num_pages),
+        offsets=_padded(offsets, max(tokens, 2)),
         rows=rows,
         places=None if places is None else _padded(places, tokens),
     )

@@ -73,7 +73,7 @@ class JaxModel(LoadedModel[JaxCache]):
             heads=self.config.num_key_value_heads,
             size=self.config.head_dim,
             dtype=self.dtype,
-            device=self._sharding,
+            sharding=self._sharding,
         )
 
     def forward(self, batch: Batch, cache: Cache | None = None) -> Floats:

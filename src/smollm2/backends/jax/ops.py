@@ -14,12 +14,13 @@ from jax.tree_util import register_dataclass
 
 from smollm2.backends.jax.attention import row_attention, segment_attention
 from smollm2.backends.jax.inputs import Inputs, Rows
+from smollm2.backends.jax.storage import Stored, read, write
 from smollm2.config import Config
 from smollm2.weights import Attention, Block, Mlp, Weights
 
 Numerics = Literal["exact", "fast"]
-Storage: TypeAlias = list[tuple[jax.Array, jax.Array]]
-"""Keys and values of each layer, [pages, K, room, D]."""
+Storage: TypeAlias = list[Stored]
+"""What is stored of each layer."""
 
 for _record in (Attention, Mlp, Block, Weights):
     register_dataclass(_record)
@@ -112,13 +113,8 @@ class JaxOps:
                 self.precision,
             )
             return out.reshape(len(query), -1)
-        keys, values = plan.storage[layer]
-        at = keys.at[inputs.pages, :, inputs.offsets]
-        keys = at.set(key.astype(keys.dtype), mode="drop")
-        at = values.at[inputs.pages, :, inputs.offsets]
-        values = at.set(value.astype(values.dtype), mode="drop")
-        plan.storage[layer] = keys, values
-        parts = [self._rows(query, keys, values, rows) for rows in inputs.rows]
+        stored = plan.storage[layer] = write(plan.storage[layer], key, value, inputs)
+        parts = [self._rows(query, stored, rows) for rows in inputs.rows]
         out = jnp.concatenate([part.reshape(-1, *query.shape[1:]) for part in parts])
         if inputs.places is not None:
             out = out[inputs.places]
@@ -159,20 +155,9 @@ class JaxOps:
             preferred_element_type=jnp.float32,
         )
 
-    def _rows(self, query: jax.Array, keys: jax.Array, values: jax.Array, rows: Rows) -> jax.Array:
+    def _rows(self, query: jax.Array, stored: Stored, rows: Rows) -> jax.Array:
         """Attention of the rows' queries, [N, Q, H, D]."""
         shape = (*rows.positions.shape, *query.shape[1:])
         chosen = query.reshape(shape) if rows.queries is None else query[rows.queries]
-        keys, values = _pages(keys, rows), _pages(values, rows)
+        keys, values = read(stored, rows)
         return row_attention(chosen, keys, values, rows.positions, self.precision)
-
-
-def _pages(stored: jax.Array, rows: Rows) -> jax.Array:
-    """The places [N, K, S, D] of rows of the storage [pages, K, room, D]."""
-    part = stored[:, :, : rows.span]
-    if rows.table is None:
-        return part
-    if rows.table.shape[1] == 1:
-        return part[rows.table[:, 0]]
-    pages = part[rows.table].swapaxes(1, 2)
-    return pages.reshape(*pages.shape[:2], -1, pages.shape[-1])

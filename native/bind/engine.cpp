@@ -161,7 +161,7 @@ struct Loaded {
   Engine engine;
 };
 
-// What forward() was given, checked.
+// What forward() or hidden() was given, checked.
 struct Call {
   const Model& model;
   const KvCache& cache;
@@ -247,6 +247,7 @@ struct Call {
 };
 
 // Between two parts a signal may end it: what was stored until then does not count yet.
+template <Result result>
 Out<float> forward(Loaded& loaded, KvCache& cache, const AnyIn& ids, const AnyIn& positions,
                    const AnyIn& cosines, const AnyIn& sines, const AnyIn& runs, const AnyIn& pages,
                    const AnyIn& wanted) {
@@ -261,19 +262,21 @@ Out<float> forward(Loaded& loaded, KvCache& cache, const AnyIn& ids, const AnyIn
                   checked<const std::int32_t, 2>(pages, "pages"),
                   checked<const std::int32_t, 1>(wanted, "wanted")};
   call.check();
-  const auto columns = static_cast<std::size_t>(engine.model().shape.vocabulary);
-  auto* logits = aligned_new<float>(call.wanted.size() * columns);
-  const nb::capsule owner = aligned_owner(logits);
+  const Shape& shape = engine.model().shape;
+  const auto columns =
+      static_cast<std::size_t>(result == Result::hidden ? shape.hidden : shape.vocabulary);
+  auto* out = aligned_new<float>(call.wanted.size() * columns);
+  const nb::capsule owner = aligned_owner(out);
   engine.notice_fork();
   const int count = size_of(call.ids.size());
   for (int first = 0; first < count; first += kMostTokens) {
     {
       const Released released;
-      engine.forward(call.part(first, std::min(first + kMostTokens, count)), cache, logits);
+      engine.forward(call.part(first, std::min(first + kMostTokens, count)), cache, out, result);
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
-  return Out<float>(logits, {call.wanted.size(), columns}, owner);
+  return Out<float>(out, {call.wanted.size(), columns}, owner);
 }
 
 std::map<std::string, std::pair<double, double>> times_of(const Profile& profile) {
@@ -307,10 +310,13 @@ void bind_engine(nb::module_& m) {
                            pages);
           },
           "kind"_a, "pages"_a, "Memory for pages; it is taken as it is used.")
-      .def("forward", &forward, "cache"_a, "ids"_a, "positions"_a, "cosines"_a, "sines"_a, "runs"_a,
-           "pages"_a, "wanted"_a,
+      .def("forward", &forward<Result::logits>, "cache"_a, "ids"_a, "positions"_a, "cosines"_a,
+           "sines"_a, "runs"_a, "pages"_a, "wanted"_a,
            "Logits [W, V] of the wanted tokens. `runs` [R, 3] are the sequences of the batch, in "
            "order: tokens, place of the first, row of `pages` [rows, pages of a row].")
+      .def("hidden", &forward<Result::hidden>, "cache"_a, "ids"_a, "positions"_a, "cosines"_a,
+           "sines"_a, "runs"_a, "pages"_a, "wanted"_a,
+           "Hidden states [W, C] of the wanted tokens after the final norm; else as forward().")
       .def(
           "profile",
           [](Loaded& loaded, bool enabled) {

@@ -15,11 +15,14 @@ struct Run {
   const std::int32_t* pages;
 };
 
-// A token whose logits are wanted, and the row of the logits that they go to.
+// A token that is wanted, and the row of the result that it goes to.
 struct Wanted {
   int token;
   std::int64_t row;
 };
+
+// What is computed of each wanted token: logits [V], or its hidden state after the final norm [C].
+enum class Result : std::uint8_t { logits, hidden };
 
 // `count` tokens; runs cover all of them in order. Angles [D/2] of a token's position are
 // cosines + position * D/2 and sines likewise.

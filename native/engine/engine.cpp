@@ -26,7 +26,7 @@ void Engine::notice_fork() {
   owner_ = process_id();
 }
 
-void Engine::forward(const Batch& batch, KvCache& cache, float* logits) {
+void Engine::forward(const Batch& batch, KvCache& cache, float* out, Result result) {
   const std::lock_guard lock(*mutex_);
   // A token may be wanted several times.
   const int needed = std::max(batch.count, static_cast<int>(batch.wanted.size()));
@@ -37,8 +37,8 @@ void Engine::forward(const Batch& batch, KvCache& cache, float* logits) {
   }
   const AttentionPlan plan = plan_attention(batch, model_.shape, threads_.count());
   shared_.fit(plan, model_.shape.head_size);
-  Pass pass({model_, kernels_, batch, plan, cache, logits}, *space_, shared_, shares_, workers_,
-            profile_);
+  Pass pass({model_, kernels_, batch, plan, cache, result, out}, *space_, shared_, shares_,
+            workers_, profile_);
   shares_.begin(threads_.count());
   threads_.run(pass.phases(), [&](int worker, int phase) { pass.run(worker, phase); });
 }

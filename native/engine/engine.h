@@ -33,9 +33,9 @@ class Engine {
   // be called by two threads at once.
   void notice_fork();
 
-  // Logits of the wanted tokens; stores the batch's keys and values. At most kMostTokens tokens.
-  // Calls from several threads run one after the other.
-  void forward(const Batch& batch, KvCache& cache, float* logits);
+  // The result of the wanted tokens, [wanted, V or C]; stores the batch's keys and values. At most
+  // kMostTokens tokens. Calls from several threads run one after the other.
+  void forward(const Batch& batch, KvCache& cache, float* out, Result result = Result::logits);
 
  private:
   Model model_;

@@ -67,6 +67,10 @@ void Pass::plan_phases() {
     add(Profile::down, &Pass::down, i);
   }
   const std::size_t wanted = in_.batch.wanted.size();
+  if (in_.result == Result::hidden) {
+    add(Profile::head, &Pass::write_hidden, 0, wanted > 0);
+    return;
+  }
   add(Profile::head, &Pass::norm_of_head, 0, wanted > kFewRows);
   add(Profile::head, &Pass::head, 0, wanted > 0);
 }
@@ -254,6 +258,16 @@ void Pass::gate_part(const Worker& w, const Layer& layer, const Activations& in,
   }
 }
 
+// Final norm of the wanted rows, as they are.
+void Pass::write_hidden(const Worker& w, int) {
+  each(w, static_cast<int>(in_.batch.wanted.size()), [&](int row) {
+    const auto [token, to] = in_.batch.wanted[static_cast<std::size_t>(row)];
+    kernels_.rms_norm(
+        x(token), in_.model.final_norm, shape_.epsilon, shape_.hidden,
+        in_.out + static_cast<std::size_t>(to) * static_cast<std::size_t>(shape_.hidden));
+  });
+}
+
 // Final norm of a wanted row; a head of 8 or 4 bits takes its input in two terms, since it alone
 // would cause much of the error.
 void Pass::head_row(const Worker& w, int row, const Activations& to) const {
@@ -301,7 +315,7 @@ void Pass::head_part(const Worker& w, const Activations& in, int row, int rows, 
         static_cast<std::size_t>(in_.batch.wanted[static_cast<std::size_t>(row + r)].row);
     std::copy_n(
         columns, part.rows,
-        in_.logits + to * static_cast<std::size_t>(shape_.vocabulary) + range.first * kTileRows);
+        in_.out + to * static_cast<std::size_t>(shape_.vocabulary) + range.first * kTileRows);
   }
 }
 

@@ -23,7 +23,8 @@ struct PassInput {
   const Batch& batch;
   const AttentionPlan& plan;
   KvCache& cache;
-  float* logits;  // [wanted rows, V]
+  Result result;
+  float* out;  // [wanted rows, V or C]
 };
 
 // The phases of a layer:
@@ -65,6 +66,7 @@ class Pass {
   void gate_part(const Worker& w, const Layer& layer, const Activations& in, int row, int rows,
                  Range range, const std::uint8_t* next) const;
   void down(const Worker& w, int layer);
+  void write_hidden(const Worker& w, int);
   void norm_of_head(const Worker& w, int);
   void head(const Worker& w, int);
   void head_row(const Worker& w, int row, const Activations& to) const;

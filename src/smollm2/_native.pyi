@@ -76,4 +76,15 @@ class Engine:
         pages: NDArray[np.int32],
         wanted: NDArray[np.int32],
     ) -> NDArray[np.float32]: ...
+    def hidden(
+        self,
+        cache: KvCache,
+        ids: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        cosines: NDArray[np.float32],
+        sines: NDArray[np.float32],
+        runs: NDArray[np.int32],
+        pages: NDArray[np.int32],
+        wanted: NDArray[np.int32],
+    ) -> NDArray[np.float32]: ...
     def profile(self, enabled: bool) -> dict[str, tuple[float, float]]: ...

@@ -10,16 +10,22 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.batch import Batch
+from smollm2.batch import Batch, Ints
 from smollm2.cache import PAGE_SIZE, Cache, Layout
 from smollm2.config import Config
 from smollm2.errors import CacheError, ContextLengthError, InputError
-from smollm2.sampling import Choice
+from smollm2.sampling import Choice, log_softmax
 
 C = TypeVar("C", bound=Cache)
 
 MAX_ROWS = 2**24
 """Rows or pages of a cache at most, so that its tables are no burden."""
+
+NO_TARGET = -100
+"""The target of a token that nothing is learned from, as in PyTorch and transformers."""
+
+LOGITS_CHUNK = 128
+"""Tokens whose logits are held at a time while log-probabilities are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,14 @@ class CausalLM(Protocol):
         """Hidden states of the wanted tokens after the final norm, [W, C] float32.
 
         Stores and raises as ``forward`` does.
+        """
+
+    def log_probs(self, batch: Batch, targets: Ints) -> NDArray[np.float32]:
+        """Log-probability of each target [T] after its token of a batch without a cache, [T].
+
+        0 where the target is ``NO_TARGET``. Logits are held of a few tokens at a time.
+
+        Raises ``InputError`` as ``forward`` does, and for a target that is no token.
         """
 
     def choose(
@@ -182,6 +196,30 @@ def check_batch(config: Config, batch: Batch) -> None:
     if wanted and not 0 <= min(wanted) <= max(wanted) < len(ids):
         wrong = next(i for i in wanted if not 0 <= i < len(ids))
         raise InputError(f"token {wrong} is wanted of a batch of {len(ids)} tokens")
+
+
+def learned_tokens(config: Config, batch: Batch, targets: Ints) -> NDArray[np.intp]:
+    """The tokens of a batch that have a target, in order.
+
+    Raises ``InputError`` for targets that are neither tokens nor ``NO_TARGET``, or too few.
+    """
+    if targets.shape != batch.ids.shape:
+        raise InputError(f"{len(batch)} tokens need as many targets, not {list(targets.shape)}")
+    learned = np.flatnonzero(targets != NO_TARGET)
+    chosen = targets[learned]
+    outside = chosen[(chosen < 0) | (chosen >= config.vocab_size)]
+    if len(outside) > 0:
+        raise InputError(
+            f"target {outside[0]} is not in a vocabulary of {config.vocab_size}: "
+            f"{NO_TARGET} is no target"
+        )
+    return learned
+
+
+def log_probs_of(logits: NDArray[np.float32], targets: Ints) -> NDArray[np.float32]:
+    """Log-probability of each target [n] by its logits [n, V]."""
+    chosen: NDArray[np.float32] = log_softmax(logits)[np.arange(len(targets)), targets]
+    return chosen
 
 
 def checked_cache(kind: type[C], cache: Cache | None) -> C | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +14,15 @@ from smollm2.backends.arena import matrices_of
 from smollm2.backends.rotary import rotary_tables
 from smollm2.batch import Batch, Ints
 from smollm2.cache import PAGE_SIZE, Cache, Layout
-from smollm2.causal_lm import LoadedModel, Traffic, check_batch, checked_cache
+from smollm2.causal_lm import (
+    LOGITS_CHUNK,
+    LoadedModel,
+    Traffic,
+    check_batch,
+    checked_cache,
+    learned_tokens,
+    log_probs_of,
+)
 from smollm2.config import SIZES, Config
 from smollm2.errors import CacheError, InputError
 from smollm2.kinds import COARSE, QUANTS, default_quant, packed_kinds
@@ -25,6 +33,8 @@ Floats = NDArray[np.float32]
 
 KV_KINDS: Final = ("f32", "int16", "int8")
 """Kinds of stored keys and values."""
+
+_Compute = Callable[[_native.KvCache, Ints, Ints, Floats, Floats, Ints, Ints, Ints], Floats]
 
 _ANGLE_BLOCK = 1024
 _MAX_THREADS = 256
@@ -113,25 +123,49 @@ class NativeModel(LoadedModel[NativeCache]):
 
     def forward(self, batch: Batch, cache: Cache | None = None) -> Floats:
         """Logits of the wanted tokens, [W, V]. See ``CausalLM.forward``."""
-        engine = self.engine
+        return self._run(self.engine.forward, batch, cache)
+
+    def hidden(self, batch: Batch, cache: Cache | None = None) -> Floats:
+        """Hidden states of the wanted tokens, [W, C]. See ``CausalLM.hidden``."""
+        return self._run(self.engine.hidden, batch, cache)
+
+    def log_probs(self, batch: Batch, targets: Ints) -> Floats:
+        """Log-probability of each target, [T]. See ``CausalLM.log_probs``."""
+        check_batch(self.config, batch)
+        learned = learned_tokens(self.config, batch, targets)
+        runs, pages = _runs_of_segments(batch)
+        storage = _reserve(self.engine, self.kv, int(pages.max()) + 1)
+        cosines, sines = self._angles(max(batch.positions.tolist()) + 1)
+        log_probs = np.zeros(len(batch), np.float32)
+        for start, end, part in _parts(runs, LOGITS_CHUNK):
+            wanted = learned[(start <= learned) & (learned < end)]
+            ids, positions = batch.ids[start:end], batch.positions[start:end]
+            chosen = (wanted - start).astype(np.int32)
+            logits = self.engine.forward(
+                storage, ids, positions, cosines, sines, part, pages, chosen
+            )
+            log_probs[wanted] = log_probs_of(logits, targets[wanted])
+        return log_probs
+
+    def _run(self, compute: _Compute, batch: Batch, cache: Cache | None) -> Floats:
         stored = checked_cache(NativeCache, cache)
         if stored is not None and stored.identity is not self.identity:
             raise CacheError("the KV cache was made by another model: use new_cache()")
         check_batch(self.config, batch)
         if stored is None:
             runs, pages = _runs_of_segments(batch)
-            storage = _reserve(engine, self.kv, int(pages.max()) + 1)
+            storage = _reserve(self.engine, self.kv, int(pages.max()) + 1)
         else:
             stored.check(batch)
             runs, pages = _runs(batch.rows, batch.positions), stored.pages_of(batch)
             storage = stored.storage
         cosines, sines = self._angles(max(batch.positions.tolist()) + 1)
-        logits = engine.forward(
+        result = compute(
             storage, batch.ids, batch.positions, cosines, sines, runs, pages, batch.wanted
         )
         if stored is not None:
             stored.advance(batch)
-        return logits
+        return result
 
     def close(self) -> None:
         """Let go of the weights."""
@@ -188,6 +222,23 @@ def _runs_of_segments(batch: Batch) -> tuple[Ints, Ints]:
     runs[:, 1] = 0
     runs[:, 2] = np.arange(len(runs))
     return runs, np.minimum(pages, ends[-1] - 1).astype(np.int32)
+
+
+def _parts(runs: Ints, size: int) -> Iterator[tuple[int, int, Ints]]:
+    """Cut runs into passes of up to ``size`` tokens: first token, end, and the runs of each."""
+    part: list[tuple[int, int, int]] = []
+    start = end = 0
+    for count, place, owner in runs.tolist():
+        done = 0
+        while done < count:
+            taken = min(count - done, start + size - end)
+            part.append((taken, place + done, owner))
+            done, end = done + taken, end + taken
+            if end - start == size:
+                yield start, end, np.array(part, dtype=np.int32)
+                part, start = [], end
+    if part:
+        yield start, end, np.array(part, dtype=np.int32)
 
 
 class NativeBackend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, Unpack
 
@@ -13,12 +13,21 @@ from numpy.typing import NDArray
 from smollm2.backends import Backend, BackendOptions
 from smollm2.backends.kvcache import KVCache
 from smollm2.backends.rotary import rotary_tables
-from smollm2.batch import Batch
+from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache, Layout
-from smollm2.causal_lm import LoadedModel, Traffic, check_batch, checked_cache, dense_traffic
+from smollm2.causal_lm import (
+    LOGITS_CHUNK,
+    LoadedModel,
+    Traffic,
+    check_batch,
+    checked_cache,
+    dense_traffic,
+    learned_tokens,
+    log_probs_of,
+)
 from smollm2.config import Config
 from smollm2.errors import InputError
-from smollm2.model import forward, hidden
+from smollm2.model import forward, head_of, hidden
 from smollm2.quantize import as_float32
 from smollm2.weights import Attention, Block, Mlp, Weights
 
@@ -224,20 +233,37 @@ class NumpyModel(LoadedModel[KVCache]):
         """Hidden states of the wanted tokens, [W, C]. See ``CausalLM.hidden``."""
         return self._run(hidden, batch, cache)
 
+    def log_probs(self, batch: Batch, targets: Ints) -> Floats:
+        """Log-probability of each target, [T]. See ``CausalLM.log_probs``."""
+        learned = learned_tokens(self.config, batch, targets)
+        states = self.hidden(replace(batch, wanted=learned.astype(np.int32)))
+        head = head_of(self._open_weights())
+        log_probs = np.zeros(len(batch), np.float32)
+        for start in range(0, len(learned), LOGITS_CHUNK):
+            part = slice(start, start + LOGITS_CHUNK)
+            with np.errstate(all="ignore"):  # whoever turns logits into probabilities checks them
+                logits = self.ops.head(states[part], head)
+            log_probs[learned[part]] = log_probs_of(logits, targets[learned[part]])
+        return log_probs
+
+    def _open_weights(self) -> Weights[Floats]:
+        if self._weights is None:
+            raise InputError("the model is closed: load it again")
+        return self._weights
+
     def _run(
         self,
         text: Callable[[Weights[Floats], NumpyOps, Plan], Floats],
         batch: Batch,
         cache: Cache | None,
     ) -> Floats:
-        if self._weights is None:
-            raise InputError("the model is closed: load it again")
+        weights = self._open_weights()
         stored = checked_cache(KVCache, cache)
         check_batch(self.config, batch)
         if stored is not None:
             stored.prepare(batch)
         with np.errstate(all="ignore"):  # whoever reads the logits checks them
-            result = text(self._weights, self.ops, self.ops.plan(batch, stored))
+            result = text(weights, self.ops, self.ops.plan(batch, stored))
         if stored is not None:
             stored.advance(batch)
         return result

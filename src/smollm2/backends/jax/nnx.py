@@ -1,4 +1,4 @@
-"""SmolLM2 as a Flax NNX module: the same text, over parameters in a tree of Hugging Face's names."""
+"""SmolLM2 as a Flax NNX module: the same text over parameters in a tree of named parts."""
 
 from __future__ import annotations
 

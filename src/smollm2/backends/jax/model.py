@@ -67,9 +67,10 @@ class JaxModel(LoadedModel[JaxCache]):
 
     def make_cache(self, layout: Layout) -> JaxCache:
         """Storage in ``dtype``."""
+        parts = len(self.weights.blocks)
         return JaxCache(
             layout,
-            layers=self.config.num_hidden_layers,
+            layers=[self.config.num_hidden_layers // parts] * parts,
             heads=self.config.num_key_value_heads,
             size=self.config.head_dim,
             dtype=self.dtype,

@@ -1,0 +1,74 @@
+"""TorchCache: stored keys and values on the device of the model, allocated as they are used."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from smollm2.batch import Batch, Ints
+from smollm2.cache import Cache, Layout
+
+GRANULE = 64
+"""Storage grows in multiples of this many tokens a page, and at least doubles."""
+
+
+class TorchCache(Cache):
+    """Keys (after RoPE) and values, [pages, room, K, D] of each layer.
+
+    ``room`` follows the longest row of a fixed cache, not its capacity; in a paged one it is a
+    whole page from the first batch on.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        layers: int,
+        heads: int,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(layout)
+        shape = (layout.pages, 0, heads, size)
+        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.empty_like(key) for key in self.keys]
+
+    @property
+    def room(self) -> int:
+        """Tokens a page that there is storage for."""
+        return self.keys[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage that are allocated now."""
+        return sum(stored.nbytes for stored in (*self.keys, *self.values))
+
+    def prepare(self, batch: Batch) -> None:
+        """Check that a batch fits, as ``check`` does, and make room for it."""
+        needed = self.page_size if self.layout.paged else 0
+        needed = max(needed, min(self.check(batch), self.page_size))
+        if needed > self.room:
+            room = max(needed, 2 * self.room)
+            room = min(-(-room // GRANULE) * GRANULE, self.page_size)
+            self.keys = [_grown(stored, room) for stored in self.keys]
+            self.values = [_grown(stored, room) for stored in self.values]
+
+    def places(self, slots: Ints) -> Ints:
+        """Where in the storage, its pages laid end to end, these slots of the cache are."""
+        if self.room == self.page_size:
+            return slots
+        return slots // self.page_size * self.room + slots % self.page_size
+
+    def close(self) -> None:
+        """Give the storage back."""
+        super().close()
+        self.keys = [stored[:, :0].clone() for stored in self.keys]
+        self.values = [stored[:, :0].clone() for stored in self.values]
+
+
+def _grown(stored: Tensor, room: int) -> Tensor:
+    pages, used, heads, size = stored.shape
+    grown = stored.new_empty((pages, room, heads, size))
+    grown[:, :used] = stored
+    return grown

@@ -1,0 +1,134 @@
+"""TorchOps: the table of operations, filled with what torch has best for each.
+
+With no cache every result can be differentiated with respect to the weights. Nothing but
+``attend`` writes, and only into a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everybody calls it so
+from torch import Tensor
+
+from smollm2.backends.torch.plan import Part, Plan
+from smollm2.config import Config
+from smollm2.weights import Attention, Block, Mlp
+
+
+_ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+"""oneDNN's product, which ``torch.compile`` uses: up to twice as fast as BLAS in float32."""
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """``x · weightᵀ`` [n, out]: the one place where activations meet a matrix [out, in]."""
+    if (
+        _ONEDNN_LINEAR is not None
+        and x.is_cpu
+        and x.dtype == torch.float32
+        and not torch.is_grad_enabled()  # it cannot be differentiated
+    ):
+        result: Tensor = _ONEDNN_LINEAR(x, weight, None, "none", [], "")
+        return result
+    return F.linear(x, weight)
+
+
+class TorchOps:
+    """The table. ``exact``: norms and rotations in float32, whatever the dtype of the weights."""
+
+    def __init__(self, config: Config, *, exact: bool = True) -> None:
+        self._config = config
+        self._exact = exact
+
+    def embed(self, table: Tensor, plan: Plan) -> Tensor:
+        """Rows of the embedding, [T, C]."""
+        return F.embedding(plan.ids, table)
+
+    def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Root-mean-square norm over the last axis."""
+        shape, eps = x.shape[-1:], self._config.rms_norm_eps
+        if self._exact and x.dtype != torch.float32:
+            return F.rms_norm(x.float(), shape, weight.float(), eps).to(x.dtype)
+        return F.rms_norm(x, shape, weight, eps)
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Matrix product with a weight [out, in]."""
+        return product(x, weight)
+
+    def qkv(self, x: Tensor, attention: Attention[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Three products, split into heads."""
+        shape = (len(x), -1, self._config.head_dim)
+        return (
+            product(x, attention.query).view(shape),
+            product(x, attention.key).view(shape),
+            product(x, attention.value).view(shape),
+        )
+
+    def rope(self, x: Tensor, plan: Plan) -> Tensor:
+        """Rotary embedding in the half-split form: halves (a, b) of a head rotate as pairs."""
+        swapped = x.roll(x.shape[-1] // 2, -1)
+        return torch.addcmul(x * plan.cos, swapped, plan.sin).to(x.dtype)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, plan: Plan) -> Tensor:
+        """Causal attention of each part over its stored (or own) keys and values."""
+        if plan.cache is None:
+            keys, values = key[None], value[None]
+        else:
+            keys, values = plan.cache.keys[layer], plan.cache.values[layer]
+            keys.flatten(0, 1).index_copy_(0, plan.slots, key)
+            values.flatten(0, 1).index_copy_(0, plan.slots, value)
+        results = [_attend_part(query, keys, values, part) for part in plan.parts]
+        result = results[0] if len(results) == 1 else torch.cat(results)
+        return result if plan.places is None else result[plan.places]
+
+    def swiglu(self, x: Tensor, mlp: Mlp[Tensor]) -> Tensor:
+        """Gated MLP."""
+        return product(F.silu(product(x, mlp.gate)) * product(x, mlp.up), mlp.down)
+
+    def blocks(
+        self,
+        x: Tensor,
+        blocks: Sequence[Block[Tensor]],
+        plan: Plan,
+        block: Callable[[Tensor, Block[Tensor], int, Plan], Tensor],
+    ) -> Tensor:
+        """One layer after the other."""
+        for layer, weights in enumerate(blocks):
+            x = block(x, weights, layer, plan)
+        return x
+
+    def wanted(self, x: Tensor, plan: Plan) -> Tensor:
+        """Rows whose logits are wanted."""
+        return x[plan.wanted]
+
+    def head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Logits, [W, V] float32."""
+        return product(x, weight).float()
+
+
+def _attend_part(query: Tensor, keys: Tensor, values: Tensor, part: Part) -> Tensor:
+    """Attention of the queries of ``query`` [T, H, D] that are in a part, [N·Q, H·D].
+
+    ``keys`` and ``values`` [pages, room, K, D]; query heads share kv heads in consecutive groups.
+    """
+    queries = query if part.queries is None else query[part.queries]
+    rectangle = queries.view(part.count, -1, *query.shape[1:]).transpose(1, 2)
+    result = F.scaled_dot_product_attention(
+        rectangle,
+        _keys_of(part, keys),
+        _keys_of(part, values),
+        attn_mask=part.mask,
+        is_causal=part.causal,
+        enable_gqa=True,
+    )
+    return result.transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def _keys_of(part: Part, stored: Tensor) -> Tensor:
+    """What a part sees of the stored keys or values, [N, K, S, D]; not copied if it lies so."""
+    if part.keys is None:
+        seen = stored[part.page : part.page + part.count, : part.length]
+    else:
+        seen = stored.flatten(0, 1)[part.keys].view(part.count, part.length, *stored.shape[2:])
+    return seen.transpose(1, 2)

@@ -105,6 +105,17 @@ class SamplingParams:
                 raise InputError(f"unknown option {name!r}: {hint}")
         return dataclasses.replace(params or cls(), **changes)
 
+    @property
+    def changes_scores(self) -> bool:
+        """Whether penalties, biases or allowed ids come before the temperature."""
+        penalties = (self.presence_penalty, self.frequency_penalty)
+        return (
+            self.repetition_penalty != 1
+            or penalties != (0, 0)
+            or bool(self.logit_bias)
+            or self.allowed_ids is not None
+        )
+
     def with_seed(self, rng: random.Random | np.random.Generator | None = None) -> SamplingParams:
         """Return the same with a seed: its own, else one of 31 bits from ``rng`` or the system."""
         if self.seed is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from smollm2.backends import Backend, BackendOptions
-from smollm2.backends.torch.model import TorchModel
+from smollm2.backends.torch.model import Compile, TorchModel
 from smollm2.backends.torch.numerics import NUMERICS
 from smollm2.config import Config
 from smollm2.errors import InputError
@@ -38,18 +38,21 @@ class TorchBackend:
         - ``device``: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``
         - ``dtype``: ``"float32"``, ``"bfloat16"`` or ``"float16"``; by default that of the
           checkpoint's matrices where all have the same, else float32
+        - ``compile``: ``"inductor"``, layers fused by ``torch.compile``, which takes seconds to
+          minutes at the first prompt; ``"cudagraphs"``, decode as one launch a step, on CUDA
         - ``numerics``: ``"exact"`` or ``"fast"``, see ``smollm2.backends.torch.numerics``
 
         Raises ``InputError`` for another option, or a value that cannot be had here.
         """
         for name in options:
-            if name not in ("device", "dtype", "numerics"):
+            if name not in ("device", "dtype", "compile", "numerics"):
                 raise InputError(f"the torch backend has no option {name}: leave it out")
         device = _device(options.get("device", "cpu"))
         dtype = _choice("dtype", options.get("dtype") or _dtype_of(weights), tuple(DTYPES))
+        compile = _compile(options.get("compile"), device)
         numerics = _choice("numerics", options.get("numerics", NUMERICS[0]), NUMERICS)
         tensors = weights.map(lambda _, weight: _tensor(weight).to(device, DTYPES[dtype]))
-        return TorchModel(config, tensors, exact=numerics == "exact")
+        return TorchModel(config, tensors, exact=numerics == "exact", compile=compile)
 
 
 def _choice(name: str, value: object, known: tuple[str, ...]) -> str:
@@ -57,6 +60,21 @@ def _choice(name: str, value: object, known: tuple[str, ...]) -> str:
         if value == choice:
             return choice
     raise InputError(f"{name} is {value!r}: choose from {', '.join(known)}")
+
+
+def _compile(name: object, device: torch.device) -> Compile | None:
+    if name is None:
+        return None
+    if name == "inductor":
+        return "inductor"
+    if name != "cudagraphs":
+        raise InputError(f"compile is {name!r}: choose from inductor, cudagraphs and None")
+    if device.type != "cuda":
+        raise InputError(
+            f"compile is 'cudagraphs', which needs device='cuda', not {device.type!r}: "
+            "use 'inductor'"
+        )
+    return "cudagraphs"
 
 
 def _device(name: str) -> torch.device:

@@ -57,15 +57,12 @@ class Both:
         self.graphs, self.lm, self.cache = graphs, lm, cache
         slots = 0 if cache is None else cache.layout.slots + (not cache.layout.paged)
         config = lm.config
-        shape = (config.num_hidden_layers, slots, config.num_key_value_heads, config.head_dim)
-        self.stored = {name: np.zeros(shape, np.float32) for name in ("keys", "values")}
+        self.stored = {} if cache is None else zeros(config, slots)
 
     def __call__(self, name: str, inputs: Arrays) -> NDArray[Any]:
         """The result of both, which must be the same, bar the order of sums."""
-        caches = {f"cache_{key}": value for key, value in self.stored.items()}
-        found = self.graphs(name)({**inputs, **(caches if self.cache is not None else {})})
-        if self.cache is not None:
-            self.stored = {key: found[f"new_cache_{key}"] for key in self.stored}
+        found = self.graphs(name)({**inputs, **self.stored})
+        self.stored = {key: found[f"new_{key}"] for key in self.stored}
         result = found[ENTRIES[name].output]
         expected = reference(self.lm, self.cache, name, inputs)
         if ENTRIES[name].output == "ids":
@@ -73,6 +70,14 @@ class Both:
         else:
             np.testing.assert_allclose(result, expected, rtol=1e-4, atol=2e-5)
         return result
+
+
+def zeros(config: Config, slots: int) -> Arrays:
+    """An empty cache of a graph."""
+    shape = (slots, config.num_key_value_heads, config.head_dim)
+    layers = range(config.num_hidden_layers)
+    names = [f"cache_{part}.{layer}" for layer in layers for part in ("keys", "values")]
+    return {name: np.zeros(shape, np.float32) for name in names}
 
 
 def reference(lm: CausalLM, cache: Cache | None, name: str, inputs: Arrays) -> NDArray[Any]:
@@ -154,9 +159,10 @@ def test_prompts_in_two_parts_and_then_steps(fixed: Both, rng: np.random.Generat
     fixed("decode", random_inputs("decode", rng, [length] * 3))
     fixed("decode_rows", random_inputs("decode_rows", rng, [length + 1, 0, length + 1]))
     scratch = 3 * SIZES["MaxSeq"]
-    stored = {key: part[:, 16 + length + 1 : 32] for key, part in fixed.stored.items()}
-    assert not any(part.any() for part in stored.values()), "an idle row was written"
-    assert fixed.stored["keys"][:, scratch].any(), "padding goes to scratch"
+    for part in fixed.stored.values():
+        assert part[16 + length].any()
+        assert not part[16 + length + 1 : 32].any(), "an idle row was written"
+        assert part[scratch].any(), "padding goes to scratch"
 
 
 def test_rows_of_their_own(fixed: Both, rng: np.random.Generator) -> None:
@@ -170,8 +176,8 @@ def test_rows_of_their_own(fixed: Both, rng: np.random.Generator) -> None:
     fixed("prefill_packed", random_inputs("prefill_packed", rng, stored))
     row = stored.index(4) * SIZES["MaxSeq"]
     for key, part in fixed.stored.items():
-        written = part[:, row : row + SIZES["MaxSeq"]]
-        np.testing.assert_array_equal(written, before[key][:, row : row + SIZES["MaxSeq"]])
+        untouched = slice(row, row + SIZES["MaxSeq"])
+        np.testing.assert_array_equal(part[untouched], before[key][untouched])
     fixed("decode_rows", random_inputs("decode_rows", rng, fixed.cache.lengths))
 
 
@@ -211,11 +217,12 @@ def test_steps_across_a_border_of_pages(paged: Both, rng: np.random.Generator) -
 
 
 @pytest.mark.parametrize("name", ["prefill_packed", "step_packed", "hidden_packed"])
-def test_padding_changes_nothing(name: str, graphs: Graphs, rng: np.random.Generator) -> None:
+def test_padding_changes_nothing(
+    name: str, graphs: Graphs, lm: CausalLM, rng: np.random.Generator
+) -> None:
     inputs = random_inputs(name, rng, [0, 3, 0])
     if ENTRIES[name].cache is not None:
-        zeros = np.zeros((2, 3 * SIZES["MaxSeq"] + 1, 2, 16), np.float32)
-        inputs |= {"cache_keys": zeros, "cache_values": zeros}
+        inputs |= zeros(lm.config, 3 * SIZES["MaxSeq"] + 1)
     padding = inputs["segments"] < 0
     assert padding.any()
     first = graphs(name)(inputs)
@@ -223,7 +230,7 @@ def test_padding_changes_nothing(name: str, graphs: Graphs, rng: np.random.Gener
         inputs[key][padding] = 2
     for key, value in graphs(name)(inputs).items():
         slots = slice(None, -1) if key.startswith("new_cache") else slice(None)  # bar scratch
-        np.testing.assert_array_equal(value[:, slots], first[key][:, slots])
+        np.testing.assert_array_equal(value[slots], first[key][slots])
 
 
 def test_greedy_steps_unrolled(fixed: Both, rng: np.random.Generator) -> None:
@@ -247,27 +254,26 @@ def test_steps_until_a_row_has_ended(
     fixed("prefill", random_inputs("prefill", rng, [0] * 3))
     inputs = random_inputs("generate_until", rng, [5] * 3)
     inputs["eos"] = np.array(-1, np.int32)
-    caches = {f"cache_{key}": value for key, value in fixed.stored.items()}
-    free = graphs("generate_until")({**inputs, **caches})
+    free = graphs("generate_until")({**inputs, **fixed.stored})
     assert free["counts"].tolist() == [3, 3, 3]
     inputs["eos"] = np.array(free["ids"][1, 1])
-    found = graphs("generate_until")({**inputs, **caches})
+    found = graphs("generate_until")({**inputs, **fixed.stored})
     assert fixed.cache is not None
     eos = int(inputs["eos"])
     ids, counts = entries.generate_until(lm, fixed.cache, inputs["token"], 5, eos, 3)
     assert found["counts"].tolist() == counts.tolist()
     np.testing.assert_array_equal(found["ids"][:, : ids.shape[1]], ids)
     ended = 16 + 5 + int(counts[1])
-    assert not found["new_cache_keys"][:, ended : 16 + 16].any(), "an ended row was fed"
+    assert not found["new_cache_keys.0"][ended : 16 + 16].any(), "an ended row was fed"
 
 
 def test_names_shapes_and_metadata(graphs: Graphs, config: Config) -> None:
     session = graphs("prefill").session
     shapes = {item.name: item.shape for item in session.get_inputs()}
-    cache = [2, 3 * 16 + 1, 2, 16]
-    expected = {"tokens": [3, 5], "pos": [], "cache_keys": cache, "cache_values": cache}
-    assert shapes == expected
-    assert graphs("prefill").outputs == ["logits", "new_cache_keys", "new_cache_values"]
+    caches = [*zeros(config, 1)]
+    cache = {key: [3 * 16 + 1, 2, 16] for key in caches}
+    assert shapes == {"tokens": [3, 5], "pos": [], **cache}
+    assert graphs("prefill").outputs == ["logits", *(f"new_{name}" for name in caches)]
     metadata = session.get_modelmeta().custom_metadata_map
     assert metadata["smollm2.entry"] == "prefill"
     assert json.loads(metadata["smollm2.sizes"]) == {"Batch": 3, "S": 5, "MaxSeq": 16}

@@ -28,12 +28,13 @@ CHUNK = 256
 """Tokens whose logits are there at a time, of entries that give log-probabilities."""
 
 
-@dataclass(slots=True)
-class _Plan:
-    """One pass: its tokens, and the cache, which each layer replaces by one that has more.
+Cache = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, [slots, K, D]; empty where there is no cache."""
 
-    ``keys`` and ``values`` [L·slots, K, D] of all layers; layer l begins at slot l·``slots``.
-    """
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One pass: its tokens, and the cache of each layer, which the layer replaces by its own."""
 
     ids: Tensor
     cos: Tensor
@@ -41,9 +42,7 @@ class _Plan:
     places: Tensor
     wanted: Tensor
     rectangles: tuple[Rectangle, ...]
-    slots: int
-    keys: Tensor | None
-    values: Tensor | None
+    cache: Cache
 
 
 class _GraphOps(TorchOps):
@@ -51,21 +50,23 @@ class _GraphOps(TorchOps):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, plan: Any) -> Tensor:
         """Attention of each rectangle over tokens of the pass, or over what is stored."""
-        first = 0
-        if plan.keys is not None:
-            first = layer * plan.slots
-            plan.keys = plan.keys.index_copy(0, plan.places + first, key)
-            plan.values = plan.values.index_copy(0, plan.places + first, value)
+        own = stored = key, value
+        if plan.cache:
+            old = plan.cache[layer]
+            stored = (
+                old[0].index_copy(0, plan.places, key),
+                old[1].index_copy(0, plan.places, value),
+            )
+            plan.cache[layer] = stored
         results = []
         for part in plan.rectangles:
             count, queries, _ = part.visible.shape
             shown = query[part.queries].reshape(count, queries, *query.shape[1:])
-            keys, values = (plan.keys, plan.values) if part.stored else (key, value)
-            start = first if part.stored else 0
+            keys, values = stored if part.stored else own
             result = attention(
                 shown.transpose(1, 2),
-                _seen(part, keys, start),
-                _seen(part, values, start),
+                _seen(part, keys),
+                _seen(part, values),
                 mask=part.visible[:, None],
                 causal=False,
                 shares_heads=True,
@@ -78,28 +79,28 @@ class _GraphOps(TorchOps):
         return x.index_select(0, plan.wanted.clamp(min=0))
 
 
-def _seen(part: Rectangle, stored: Tensor, first: int) -> Tensor:
+def _seen(part: Rectangle, stored: Tensor) -> Tensor:
     """The keys or values of a rectangle, [N, K, S, D]."""
     count, _, length = part.visible.shape
     if isinstance(part.keys, slice):
-        seen = stored[first + part.keys.start : first + part.keys.stop]
+        seen = stored[part.keys]
     else:
-        seen = stored.index_select(0, (part.keys + first).reshape(-1))
+        seen = stored.index_select(0, part.keys.reshape(-1))
     return seen.reshape(count, length, *stored.shape[1:]).transpose(1, 2)
 
 
 class EntryGraph(nn.Module):
     """An entry with these sizes and weights.
 
-    Called with its inputs, int32 or float32 tensors, and with a cache: ``keys`` and ``values``
-    [L, slots, K, D]. Returns the result, of ``generate_until`` the counts too, and the cache.
-    Rows without a token are zeros.
+    Called with its inputs, int32 or float32 tensors, and with the cache: keys, then values of the
+    first layer, [slots, K, D], of the next one, and so on. Returns the result, of
+    ``generate_until`` the counts too, and the cache. Rows without a token are zeros.
     """
 
     def __init__(self, bound: Bound, weights: Weights[Tensor]) -> None:
         super().__init__()
         self.bound = bound
-        self._ops = _GraphOps(bound.config)
+        self._ops: Any = _GraphOps(bound.config)
         self._frequencies = torch.from_numpy(frequencies(bound.config))
         self._names = weights.map(lambda name, _: name)
         for name, weight in weights.items():
@@ -107,24 +108,28 @@ class EntryGraph(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """One call of the entry."""
-        entry, cached = self.bound.entry, self.bound.entry.cache is not None
-        given = inputs[:-2] if cached else inputs
-        keys, values = (stored.flatten(0, 1) for stored in inputs[-2:]) if cached else (None, None)
+        entry = self.bound.entry
         arrays = {
             item.name: array.long() if item.dtype == "int32" else array
-            for item, array in zip(entry.inputs, given, strict=True)
+            for item, array in zip(entry.inputs, inputs, strict=False)
         }
+        stored = inputs[len(arrays) :]
+        cache = [*zip(stored[::2], stored[1::2], strict=True)]
         if entry.output == "ids":
-            results, keys, values = self._steps(arrays, keys, values)
+            results = self._steps(arrays, cache)
         else:
             of_builder = [*arrays.values()][: len(arrays) - entry.extra]
-            plan = self._plan(self.bound.tokens(torch, of_builder), keys, values)
-            results, keys, values = [self._result(plan, arrays)], plan.keys, plan.values
-        if keys is None or values is None:
-            return tuple(results)
-        return (*results, keys.view(inputs[-1].shape), values.view(inputs[-1].shape))
+            plan = self._plan(self.bound.tokens(torch, of_builder), cache)
+            results = [self._result(plan, arrays)]
+        return (*results, *(part for layer in cache for part in layer))
 
-    def _plan(self, tokens: Tokens, keys: Tensor | None, values: Tensor | None) -> _Plan:
+    @property
+    def weights(self) -> Weights[Tensor]:
+        """The weights as the text takes them."""
+        return self._names.map(lambda name, _: self.get_parameter(name))
+
+    def _plan(self, tokens: Tokens, cache: Cache) -> _Plan:
+        """One pass over these tokens, which replaces what is in ``cache``."""
         angles = tokens.positions[:, None].float() * self._frequencies
         cos, sin = angles.cos()[:, None], angles.sin()[:, None]
         scratch = self.bound.slots - 1  # of a fixed cache, the only one that has slot -1
@@ -135,9 +140,7 @@ class EntryGraph(nn.Module):
             places=torch.where(tokens.slots < 0, scratch, tokens.slots),
             wanted=tokens.wanted,
             rectangles=self.bound.rectangles(torch, tokens),
-            slots=self.bound.slots,
-            keys=keys,
-            values=values,
+            cache=cache,
         )
 
     def _result(self, plan: _Plan, arrays: dict[str, Tensor]) -> Tensor:
@@ -161,15 +164,14 @@ class EntryGraph(nn.Module):
         """Log-probabilities of targets [T]; of those that are no tokens, any."""
         ids = targets.clamp(0, self.bound.config.vocab_size - 1)[:, None]
         found = []
-        for part, chosen in zip(states.split(CHUNK), ids.split(CHUNK), strict=True):
+        parts = torch.split(states, CHUNK), torch.split(ids, CHUNK)
+        for part, chosen in zip(*parts, strict=True):
             logits = self._ops.head(part, head_of(self.weights))
             found.append(logits.log_softmax(-1).gather(1, chosen)[:, 0])
         return torch.cat(found)
 
-    def _steps(
-        self, arrays: dict[str, Tensor], keys: Tensor | None, values: Tensor | None
-    ) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
-        """Steps of decode, one after the other: ids [Batch, Steps], and the cache."""
+    def _steps(self, arrays: dict[str, Tensor], cache: Cache) -> list[Tensor]:
+        """Steps of decode, one after the other: ids [Batch, Steps]; until ``eos``, counts too."""
         ids = arrays["token"]
         starts = arrays["pos"].expand(len(ids))
         going = torch.ones_like(starts, dtype=torch.bool)
@@ -177,21 +179,14 @@ class EntryGraph(nn.Module):
         for step in range(self.bound.steps):
             places = torch.where(going, starts + step, -1)
             tokens = builders.decode_rows(torch, self.bound.page_size, ids, places)
-            plan = self._plan(tokens, keys, values)
-            chosen = _chosen(self._logits(plan), places + 1, arrays)
-            keys, values = plan.keys, plan.values
+            chosen = _chosen(self._logits(self._plan(tokens, cache)), places + 1, arrays)
             columns.append(torch.where(going, chosen, 0))
             counts = counts + going
             if "eos" in arrays:
                 going = going & (chosen != arrays["eos"])
             ids = chosen[:, None]
         results = [torch.stack(columns, 1).int()]
-        return results + ([counts.int()] if "eos" in arrays else []), keys, values
-
-    @property
-    def weights(self) -> Weights[Tensor]:
-        """The weights as the text takes them."""
-        return self._names.map(lambda name, _: self.get_parameter(name))
+        return [*results, counts.int()] if "eos" in arrays else results
 
 
 def _register(module: nn.Module, name: str, weight: nn.Parameter) -> None:

@@ -49,13 +49,13 @@ def export_onnx(
     """Write an entry (see ``ENTRIES``) as an ONNX file, atomically, which is checked before.
 
     ``sizes`` binds the entry's symbols, see ``smollm2.export.binding.bind``: all shapes are static.
-    The graph takes the entry's inputs by their names and, after them, ``cache_keys`` and
-    ``cache_values`` [layers, slots, kv heads, head size], zeros at first; it gives ``logits``,
-    ``ids``, ``hidden``, ``log_probs`` or ``loss``, and ``new_cache_keys`` and ``new_cache_values``,
-    which the next call takes. Position p of row b of a fixed cache is slot ``b * MaxSeq + p``; its
-    last slot is scratch, as page 0 of a paged one is. So graphs of different entries can share a
-    cache. ``generate``, ``sample`` and ``generate_until``, which gives ``counts`` too, are steps of
-    decode one after the other, and the file grows with each.
+    The graph takes the entry's inputs by their names and, after them, ``cache_keys.0``,
+    ``cache_values.0`` and so on, [slots, kv heads, head size] of each layer, zeros at first; it
+    gives ``logits``, ``ids``, ``hidden``, ``log_probs`` or ``loss``, and ``new_cache_keys.0`` and
+    so on, which the next call takes. Position p of row b of a fixed cache is slot
+    ``b * MaxSeq + p``; its last slot is scratch, as page 0 of a paged one is. So graphs of
+    different entries can share a cache. ``generate``, ``sample`` and ``generate_until``, which
+    gives ``counts`` too, are steps of decode one after the other, and the file grows with each.
 
     Nothing is checked when a graph runs: positions must continue what is stored, as the entries of
     this package ask for. Weights are in the file, or beside it in ``<path>.data`` where they take
@@ -146,12 +146,11 @@ def _examples(bound: Bound, dtype: Any) -> dict[str, Tensor]:
     if bound.entry.cache is None:
         return inputs
     config = bound.config
-    shape = config.num_hidden_layers, bound.slots, config.num_key_value_heads, config.head_dim
-    return {
-        **inputs,
-        "cache_keys": torch.zeros(shape, dtype=dtype),
-        "cache_values": torch.zeros(shape, dtype=dtype),
-    }
+    shape = bound.slots, config.num_key_value_heads, config.head_dim
+    for layer in range(config.num_hidden_layers):
+        inputs[f"cache_keys.{layer}"] = torch.zeros(shape, dtype=dtype)
+        inputs[f"cache_values.{layer}"] = torch.zeros(shape, dtype=dtype)
+    return inputs
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def export(
     terminal = Terminal(no_color=no_color)
     given, path = _split(paths, out)
     target = target_of(to, quant, {"--calibration": calibration, "--shard-size": shard_size})
-    stem = _stem(given[0])
+    stem = _stem(given[-1])
     path = path or Path(f"{stem}{f'-{quant}' if quant else ''}{target.ending}")
     target.check(path, force)
     text = None if calibration is None else _calibration(calibration, quant)

@@ -53,13 +53,13 @@ def target_of(to: str, quant: str | None, options: Mapping[str, object]) -> Targ
     if to not in TARGETS:
         raise UsageError(f"--to is {to!r:.80}: it must be one of {', '.join(TARGETS)}")
     target = TARGETS[to]
-    if quant is not None and quant not in target.quants:
-        takes = ", ".join(target.quants)
-        raise UsageError(f"--quant is {quant!r:.80}: --to {to} takes {takes}")
-    for option, value in options.items():
+    for option, value in {"--quant": quant, **options}.items():
         if value is not None and option not in target.options:
             others = [name for name, other in TARGETS.items() if option in other.options]
             raise UsageError(f"{option} is for --to {', '.join(others)}, not for {to}")
+    if quant is not None and quant not in target.quants:
+        takes = ", ".join(target.quants)
+        raise UsageError(f"--quant is {quant!r:.80}: --to {to} takes {takes}")
     return target
 
 
@@ -127,21 +127,21 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
         "smol": Target(
             ending=".smol",
             quants=("q8", "q4", "q4m", "q16", "bf16", "f32"),
-            options=("--calibration",),
+            options=("--quant", "--calibration"),
             check=_check_smol,
             write=_smol,
         ),
         "gguf": Target(
             ending=".gguf",
             quants=("q8_0", "q4_0", "q4_1", "f16", "bf16", "f32"),
-            options=(),
+            options=("--quant",),
             check=_check_gguf,
             write=_gguf,
         ),
         "huggingface": Target(
             ending="-hf",
             quants=("f16", "bf16", "f32"),
-            options=("--shard-size",),
+            options=("--quant", "--shard-size"),
             check=_check_huggingface,
             write=_huggingface,
         ),

@@ -37,7 +37,7 @@ def mix(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def counter(seed: int, position: int) -> NDArray[np.uint32]:
-    """Return ``mix(key XOR position)`` [1], to which the hashes of a position's tokens come down."""
+    """Return ``mix(key XOR position)``, [1]: what all tokens of a position have in common."""
     key = mix(_word(seed) ^ mix(_word(seed >> 32)))
     return mix(key ^ _word(position))
 

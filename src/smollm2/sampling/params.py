@@ -108,13 +108,9 @@ class SamplingParams:
     @property
     def changes_scores(self) -> bool:
         """Whether penalties, biases or allowed ids come before the temperature."""
-        penalties = (self.presence_penalty, self.frequency_penalty)
-        return (
-            self.repetition_penalty != 1
-            or penalties != (0, 0)
-            or bool(self.logit_bias)
-            or self.allowed_ids is not None
-        )
+        if self.logit_bias or self.allowed_ids is not None or self.repetition_penalty != 1:
+            return True
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def with_seed(self, rng: random.Random | np.random.Generator | None = None) -> SamplingParams:
         """Return the same with a seed: its own, else one of 31 bits from ``rng`` or the system."""

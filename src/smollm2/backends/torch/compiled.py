@@ -10,21 +10,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from smollm2.backends.torch.ops import TorchOps
 from smollm2.backends.torch.plan import Plan
+from smollm2.config import Config
 from smollm2.weights import Block
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _not_compiled(function: F) -> F:
+    compiler: Any = torch.compiler  # its decorators have no types
+    called: F = compiler.disable(function)
+    return called
 
 
 class CompiledOps(TorchOps):
     """The table; compiling happens at the first batch of one token, and of more."""
 
+    def __init__(self, config: Config, *, exact: bool = True) -> None:
+        super().__init__(config, exact=exact)
+        self._block: Callable[..., Tensor] | None = None
+
+    @_not_compiled
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, plan: Plan) -> Tensor:
-        """Attention, at which a program ends."""
-        return _not_compiled(super().attend, query, key, value, layer, plan)
+        """Attention, at which a program ends and the next begins."""
+        return _of_any_length(super().attend(query, key, value, layer, plan))
 
     def blocks(
         self,
@@ -34,26 +49,13 @@ class CompiledOps(TorchOps):
         block: Callable[[Tensor, Block[Tensor], int, Plan], Tensor],
     ) -> Tensor:
         """One layer after the other; each is told that it is the first, to be the same program."""
-        compiled = torch.compile(block)
+        if self._block is None:  # the text makes the same one each time, of these operations
+            self._block = torch.compile(block)
         x, cos, sin = (_of_any_length(tensor) for tensor in (x, plan.cos, plan.sin))
         for layer, weights in enumerate(blocks):
             stored = plan.stored and plan.stored[layer : layer + 1]
-            x = compiled(x, weights, 0, replace(plan, cos=cos, sin=sin, stored=stored))
+            x = self._block(x, weights, 0, replace(plan, cos=cos, sin=sin, stored=stored))
         return x
-
-
-def _attend(
-    attend: Callable[[Tensor, Tensor, Tensor, int, Plan], Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layer: int,
-    plan: Plan,
-) -> Tensor:
-    return _of_any_length(attend(query, key, value, layer, plan))
-
-
-_not_compiled: Callable[..., Tensor] = torch.compiler.disable(_attend)
 
 
 def _of_any_length(x: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from smollm2.backends import Backend, BackendOptions
-from smollm2.backends.torch.model import Compile, TorchModel
+from smollm2.backends.torch.compiled import CompiledOps
+from smollm2.backends.torch.model import TorchModel
 from smollm2.backends.torch.numerics import NUMERICS
 from smollm2.config import Config
 from smollm2.errors import InputError
@@ -23,6 +24,8 @@ DTYPES = {
     "float16": torch.float16,
 }
 """What ``load(dtype=…)`` knows."""
+
+_OPTIONS = ("device", "dtype", "compile", "numerics", "tensor_parallel")
 
 _BFLOAT16 = DENSE_DTYPES["BF16"]
 
@@ -40,19 +43,56 @@ class TorchBackend:
           checkpoint's matrices where all have the same, else float32
         - ``compile``: ``"inductor"``, layers fused by ``torch.compile``, which takes seconds to
           minutes at the first prompt; ``"cudagraphs"``, decode as one launch a step, on CUDA
+        - ``tensor_parallel``: how many processes share the weights, or a device mesh of them, see
+          ``smollm2.backends.torch.shards``
         - ``numerics``: ``"exact"`` or ``"fast"``, see ``smollm2.backends.torch.numerics``
 
         Raises ``InputError`` for another option, or a value that cannot be had here.
         """
         for name in options:
-            if name not in ("device", "dtype", "compile", "numerics"):
+            if name not in _OPTIONS:
                 raise InputError(f"the torch backend has no option {name}: leave it out")
         device = _device(options.get("device", "cpu"))
         dtype = _choice("dtype", options.get("dtype") or _dtype_of(weights), tuple(DTYPES))
-        compile = _compile(options.get("compile"), device)
         numerics = _choice("numerics", options.get("numerics", NUMERICS[0]), NUMERICS)
+        compiled = _compile(options.get("compile"), device)
+        exact = numerics == "exact"
+        shared = options.get("tensor_parallel", 1)
+        if shared != 1:
+            if compiled is not None:
+                raise InputError(
+                    f"compile={compiled!r} and tensor_parallel={shared!r:.80} do not go together: "
+                    "leave one out"
+                )
+            return _sharded(config, weights, shared, device, DTYPES[dtype], exact=exact)
         tensors = weights.map(lambda _, weight: _tensor(weight).to(device, DTYPES[dtype]))
-        return TorchModel(config, tensors, exact=numerics == "exact", compile=compile)
+        ops = CompiledOps(config, exact=exact) if compiled == "inductor" else None
+        graphs = compiled == "cudagraphs"
+        return TorchModel(config, tensors, exact=exact, ops=ops, graphs=graphs)
+
+
+def _sharded(
+    config: Config,
+    weights: Weights[Any],
+    tensor_parallel: object,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    exact: bool,
+) -> TorchModel:
+    """A model of whose weights this process holds a part."""
+    from smollm2.backends.torch import shards  # takes half a second to import
+
+    mesh = shards.mesh_of(config, tensor_parallel, device.type)
+
+    def place(name: str, weight: Weight) -> Tensor:
+        dense = weight if isinstance(weight, np.ndarray) else as_float32(weight)
+        return shards.placed(
+            name, _tensor(shards.part_of(name, dense, mesh)).to(device, dtype), mesh
+        )
+
+    ops = shards.ShardedOps(config, mesh, exact=exact)
+    return TorchModel(config, weights.map(place), exact=exact, ops=ops)
 
 
 def _choice(name: str, value: object, known: tuple[str, ...]) -> str:
@@ -62,19 +102,15 @@ def _choice(name: str, value: object, known: tuple[str, ...]) -> str:
     raise InputError(f"{name} is {value!r}: choose from {', '.join(known)}")
 
 
-def _compile(name: object, device: torch.device) -> Compile | None:
+def _compile(name: object, device: torch.device) -> str | None:
     if name is None:
         return None
-    if name == "inductor":
-        return "inductor"
-    if name != "cudagraphs":
-        raise InputError(f"compile is {name!r}: choose from inductor, cudagraphs and None")
-    if device.type != "cuda":
+    mode = _choice("compile", name, ("inductor", "cudagraphs"))
+    if mode == "cudagraphs" and device.type != "cuda":
         raise InputError(
-            f"compile is 'cudagraphs', which needs device='cuda', not {device.type!r}: "
-            "use 'inductor'"
+            f"compile='cudagraphs' is for device='cuda', not {device.type!r}: use 'inductor'"
         )
-    return "cudagraphs"
+    return mode
 
 
 def _device(name: str) -> torch.device:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,22 +13,28 @@ from torch import Tensor
 
 from smollm2.backends.torch import sampling
 from smollm2.backends.torch.cache import TorchCache
-from smollm2.backends.torch.compiled import CompiledOps
 from smollm2.backends.torch.graphs import Graphs
+from smollm2.backends.torch.module import SmolLM2Module
 from smollm2.backends.torch.numerics import switched
 from smollm2.backends.torch.ops import TorchOps
-from smollm2.backends.torch.plan import Plan, Planner, flatten
-from smollm2.batch import Batch
+from smollm2.backends.torch.plan import Plan, Planner
+from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache, Layout
-from smollm2.causal_lm import LoadedModel, Traffic, check_batch, checked_cache, dense_traffic
+from smollm2.causal_lm import (
+    LoadedModel,
+    Traffic,
+    check_batch,
+    checked_cache,
+    dense_traffic,
+    learned_tokens,
+)
 from smollm2.config import Config
 from smollm2.errors import InputError
-from smollm2.model import forward, hidden
+from smollm2.model import forward, head_of, hidden
 from smollm2.sampling import Choice
 from smollm2.weights import Weights
 
 Text = Callable[[Weights[Tensor], TorchOps, Plan], Tensor]
-Compile = Literal["inductor", "cudagraphs"]
 R = TypeVar("R")
 
 
@@ -35,7 +42,8 @@ class TorchModel(LoadedModel[TorchCache]):
     """A model whose weights are tensors of one dtype on one device.
 
     ``weights``, ``ops`` and ``plan`` are for those who work on the model: with no cache, what the
-    text of ``smollm2.model`` makes of them can be differentiated.
+    text of ``smollm2.model`` makes of them can be differentiated. ``graphs``: steps of decode are
+    captured as CUDA graphs.
     """
 
     threads: None = None
@@ -46,19 +54,17 @@ class TorchModel(LoadedModel[TorchCache]):
         weights: Weights[Tensor],
         *,
         exact: bool = True,
-        compile: Compile | None = None,  # noqa: A002 - the name of the option
+        ops: TorchOps | None = None,
+        graphs: bool = False,
     ) -> None:
         super().__init__(config)
         self.dtype = weights.token_embedding.dtype
         self.device = weights.token_embedding.device
         self.exact = exact
-        self.ops = TorchOps(config, exact=exact)
+        self.ops = ops or TorchOps(config, exact=exact)
         self._weights: Weights[Tensor] | None = weights
         self._planner = Planner(config, self.device, torch.float32 if exact else self.dtype)
-        self._step_ops = CompiledOps(config, exact=exact) if compile == "inductor" else self.ops
-        self._graphs: Graphs | None = None
-        if compile == "cudagraphs":
-            self._graphs = Graphs(self._planner, self.context_length)
+        self._graphs = Graphs(self._planner, self.context_length) if graphs else None
 
     @property
     def weights(self) -> Weights[Tensor]:
@@ -77,7 +83,7 @@ class TorchModel(LoadedModel[TorchCache]):
         return TorchCache(
             layout,
             layers=self.config.num_hidden_layers,
-            heads=self.config.num_key_value_heads,
+            heads=self.ops.kv_heads,
             size=self.config.head_dim,
             dtype=self.dtype,
             device=self.device,
@@ -85,7 +91,7 @@ class TorchModel(LoadedModel[TorchCache]):
 
     def plan(self, batch: Batch, cache: Cache | None = None) -> Plan:
         """What the text needs of a batch. Raises as ``CausalLM.forward`` does."""
-        return self._plan(batch, self._checked(batch, cache))
+        return self._planner.plan(batch, self._checked(batch, cache))
 
     def forward(self, batch: Batch, cache: Cache | None = None) -> NDArray[np.float32]:
         """Logits of the wanted tokens, [W, V]. See ``CausalLM.forward``."""
@@ -94,6 +100,19 @@ class TorchModel(LoadedModel[TorchCache]):
     def hidden(self, batch: Batch, cache: Cache | None = None) -> NDArray[np.float32]:
         """Hidden states of the wanted tokens, [W, C]. See ``CausalLM.hidden``."""
         return self._run(hidden, batch, cache, _on_host)
+
+    def log_probs(self, batch: Batch, targets: Ints) -> NDArray[np.float32]:
+        """Log-probability of each target, [T]. See ``CausalLM.log_probs``."""
+        learned = learned_tokens(self.config, batch, targets)
+        chosen = torch.from_numpy(targets[learned]).to(self.device)
+
+        def text(weights: Weights[Tensor], ops: TorchOps, plan: Plan) -> Tensor:
+            return ops.log_probs(hidden(weights, ops, plan), head_of(weights), chosen)
+
+        log_probs = np.zeros(len(batch), np.float32)
+        wanted = replace(batch, wanted=learned.astype(np.int32))
+        log_probs[learned] = self._run(text, wanted, None, _on_host)
+        return log_probs
 
     def choose(
         self, batch: Batch, choices: Sequence[Choice], cache: Cache | None = None
@@ -106,6 +125,10 @@ class TorchModel(LoadedModel[TorchCache]):
             return super().choose(batch, choices, cache)
         return self._run(forward, batch, cache, lambda logits: sampling.choose(logits, choices))
 
+    def as_module(self, *, return_logits: bool | None = None) -> SmolLM2Module:
+        """The model as an ``nn.Module`` to train, whose parameters are these very tensors."""
+        return SmolLM2Module(self.config, self.weights, self.ops, return_logits=return_logits)
+
     def close(self) -> None:
         """Let go of the weights."""
         self._weights = None
@@ -113,27 +136,22 @@ class TorchModel(LoadedModel[TorchCache]):
             self._graphs.clear()
 
     def _checked(self, batch: Batch, cache: Cache | None) -> TorchCache | None:
-        """The cache, with room for a batch that has been checked; angles for its positions."""
+        """The cache, with room for a batch that has been checked."""
         stored = checked_cache(TorchCache, cache)
         check_batch(self.config, batch)
         if stored is not None:
             stored.prepare(batch)
-        self._planner.reserve(int(batch.positions.max()) + 1)
         return stored
-
-    def _plan(self, batch: Batch, cache: TorchCache | None) -> Plan:
-        form, numbers = flatten(batch, cache)
-        return self._planner.plan(form, torch.from_numpy(numbers).to(self.device), cache)
 
     def _run(
         self, text: Text, batch: Batch, cache: Cache | None, finish: Callable[[Tensor], R]
     ) -> R:
         """What ``finish`` makes of the text's result; what was stored counts once that is done."""
-        weights, ops = self.weights, self._step_ops
+        weights, ops = self.weights, self.ops
         stored = self._checked(batch, cache)
         with torch.inference_mode(), switched(exact=self.exact):
             if self._graphs is None or stored is None or not _is_decode(batch):
-                result = text(weights, ops, self._plan(batch, stored))
+                result = text(weights, ops, self._planner.plan(batch, stored))
             else:
                 result = self._graphs(
                     lambda plan: text(weights, ops, plan), text.__name__, batch, stored

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everybody calls it so
 from torch import Tensor
 
+from smollm2.backends.torch.losses import log_probs
 from smollm2.backends.torch.plan import Part, Plan
 from smollm2.config import Config
 from smollm2.weights import Attention, Block, Mlp
@@ -41,6 +42,20 @@ class TorchOps:
     def __init__(self, config: Config, *, exact: bool = True) -> None:
         self._config = config
         self._exact = exact
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads whose keys and values are stored."""
+        return self._config.num_key_value_heads
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes what all have."""
+        return True
+
+    def whole(self, weight: Tensor) -> Tensor:
+        """All of a weight."""
+        return weight
 
     def embed(self, table: Tensor, plan: Plan) -> Tensor:
         """Rows of the embedding, [T, C]."""
@@ -106,6 +121,10 @@ class TorchOps:
     def head(self, x: Tensor, weight: Tensor) -> Tensor:
         """Logits, [W, V] float32."""
         return product(x, weight).float()
+
+    def log_probs(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """Log-probability of each target [W], float32, without the logits of all at a time."""
+        return log_probs(x, weight, targets)
 
 
 def _attend_part(query: Tensor, keys: Tensor, values: Tensor, part: Part) -> Tensor:

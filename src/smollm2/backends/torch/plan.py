@@ -91,7 +91,7 @@ class Plan:
 def flatten(
     batch: Batch, cache: TorchCache | None, *, few_forms: bool = False
 ) -> tuple[Form, NDArray[np.int64]]:
-    """The form of a batch, and its numbers in the order in which ``Planner.plan`` reads them.
+    """The form of a batch, and its numbers in the order in which ``Planner.read`` does so.
 
     ``cache`` has room for the batch. With ``few_forms`` batches that differ in the number of keys
     have the same form, but for powers of two: what is too much is masked.
@@ -126,8 +126,14 @@ class Planner:
         self._config = config
         self._angles = torch.empty((0, 2, config.head_dim), dtype=angles, device=device)
 
-    def plan(self, form: Form, numbers: Tensor, cache: TorchCache | None) -> Plan:
-        """Read the ``numbers`` of a batch; ``reserve`` has been told its last position."""
+    def plan(self, batch: Batch, cache: TorchCache | None) -> Plan:
+        """What a batch needs; ``cache`` has room for it."""
+        form, numbers = flatten(batch, cache)
+        self.reserve(int(batch.positions.max()) + 1)
+        return self.read(form, torch.from_numpy(numbers).to(self._angles.device), cache)
+
+    def read(self, form: Form, numbers: Tensor, cache: TorchCache | None) -> Plan:
+        """Read the ``numbers`` of a batch, on the device; angles for it are there."""
         read = _Reader(numbers)
         ids, positions, slots = (read.next(form.tokens) for _ in range(3))
         wanted = read.next(form.wanted)

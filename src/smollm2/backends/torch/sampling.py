@@ -63,7 +63,8 @@ def _choose_plain(logits: Tensor, choices: Sequence[Choice]) -> list[int]:
 def _draw(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
     """Draw by scores [n, V] whose best is 0, each row with its own parameters; ids [n]."""
     params = [choice.sampler.params for choice in choices]
-    temperatures = [min(max(p.temperature, _FLOAT32.tiny), _FLOAT32.max) for p in params]
+    tiny, huge = float(_FLOAT32.tiny), float(_FLOAT32.max)
+    temperatures = [min(max(p.temperature, tiny), huge) for p in params]
     scores = scores / _column(temperatures, scores)
     limits = _column([max(log(p.min_p) if p.min_p > 0 else -inf, UNLIKELY) for p in params], scores)
     if any(p.top_k > 0 or p.top_p < 1 for p in params):

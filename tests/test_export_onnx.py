@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from smollm2.config import Config
 from smollm2.entries import ENTRIES
 from smollm2.errors import CheckpointError, InputError, MissingDependencyError
 from smollm2.export import onnx as module
+from smollm2.export.binding import bind
 from smollm2.export.onnx import export_onnx
 from tests.entry_inputs import SIZES, Arrays, page_table, random_inputs, sizes_of
 from tests.tiny import random_weights, tiny_config, write_hf
@@ -30,6 +32,7 @@ ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 pytest.importorskip("torch")
 
+TWO = {"B": 1, "S": 2}
 WITHOUT_CACHE = [name for name, entry in ENTRIES.items() if entry.cache is None]
 
 
@@ -122,6 +125,18 @@ def graphs(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> 
         return made[name]
 
     return graph
+
+
+@pytest.fixture(scope="module")
+def program(checkpoint: Checkpoint) -> Any:
+    """``next_token`` of two tokens as torch's exporter makes it, for tests of the file alone."""
+    return module._program(checkpoint, bind("next_token", checkpoint.config, TWO), "float32")
+
+
+@pytest.fixture
+def traced(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is traced."""
+    monkeypatch.setattr(module, "_program", lambda *_: program)
 
 
 @pytest.fixture
@@ -281,11 +296,11 @@ def test_names_shapes_and_metadata(graphs: Graphs, config: Config) -> None:
     assert metadata["smollm2.signature"].startswith("prefill(tokens [Batch, S], pos) → logits")
 
 
+@pytest.mark.usefixtures("traced")
 def test_weights_keep_their_names(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    sizes = {"B": 1, "S": 2}
     path = tmp_path / "x.onnx"
     said: list[str] = []
-    exported = export_onnx(checkpoint, path, entry="next_token", sizes=sizes, say=said.append)
+    exported = export_onnx(checkpoint, path, entry="next_token", sizes=TWO, say=said.append)
     assert said == ["tracing next_token", "writing x.onnx", "checking x.onnx"]
     assert exported.nbytes == path.stat().st_size
     assert [(kind.kind, kind.tensors) for kind in exported.kinds] == [("F32", 20)]
@@ -295,24 +310,24 @@ def test_weights_keep_their_names(checkpoint: Checkpoint, tmp_path: Path) -> Non
     assert [item.name for item in tmp_path.iterdir()] == ["x.onnx"]
 
 
+@pytest.mark.usefixtures("traced")
 def test_weights_beside_the_file(
     checkpoint: Checkpoint, lm: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "x.onnx"
-    call: Any = export_onnx
+    path, data = tmp_path / "x.onnx", tmp_path / "x.onnx.data"
+    call: Any = partial(export_onnx, checkpoint, path, entry="next_token", sizes=TWO)
     with monkeypatch.context() as patch:
         patch.setattr(module, "SINGLE_FILE", 1000)
-        exported = call(checkpoint, path, entry="forward", sizes={"B": 1, "S": 3})
-    data = tmp_path / "x.onnx.data"
+        exported = call()
     assert sorted(tmp_path.iterdir()) == [path, data]
     assert exported.nbytes == path.stat().st_size + data.stat().st_size
-    inputs = {"tokens": np.array([[5, 7, 9]], np.int32)}
-    result = Graph(path)(inputs)["logits"]
-    np.testing.assert_allclose(result, entries.forward(lm, inputs["tokens"]), atol=2e-5)
+    tokens = np.array([[5, 7]], np.int32)
+    result = Graph(path)({"tokens": tokens})["logits"]
+    np.testing.assert_allclose(result, entries.next_token(lm, tokens), atol=2e-5)
     path.unlink()
     with pytest.raises(InputError, match=r"x\.onnx\.data: exists: give another name, or --force"):
-        call(checkpoint, path, entry="forward", sizes={"B": 1, "S": 3})
-    call(checkpoint, path, entry="forward", sizes={"B": 1, "S": 3}, force=True)
+        call()
+    call(force=True)
     assert [*tmp_path.iterdir()] == [path]
 
 
@@ -325,6 +340,7 @@ def test_half_precision(checkpoint: Checkpoint, lm: CausalLM, tmp_path: Path) ->
     np.testing.assert_allclose(result, entries.next_token(lm, tokens), atol=0.03)
 
 
+@pytest.mark.usefixtures("traced")
 def test_a_failure_leaves_what_was_there(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +352,7 @@ def test_a_failure_leaves_what_was_there(
 
     monkeypatch.setattr("onnx.checker.check_model", fail)
     with pytest.raises(OSError, match="No space left"):
-        export_onnx(checkpoint, path, entry="next_token", sizes={"B": 1, "S": 2}, force=True)
+        export_onnx(checkpoint, path, entry="next_token", sizes=TWO, force=True)
     assert path.read_bytes() == b"old"
     assert [*tmp_path.iterdir()] == [path]
 
@@ -345,7 +361,7 @@ def test_what_cannot_be_exported(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call: Any = export_onnx
-    path, sizes = tmp_path / "x.onnx", {"B": 1, "S": 2}
+    path, sizes = tmp_path / "x.onnx", TWO
     with pytest.raises(InputError, match="no entry named 'prefil': did you mean prefill"):
         call(checkpoint, path, entry="prefil", sizes=sizes)
     with pytest.raises(InputError, match="dtype is 'bfloat16': it must be one of float32, float1"):

@@ -193,7 +193,7 @@ def test_every_entry_has_a_function_and_says_its_shapes(name: str) -> None:
 
 def test_signatures_read_like_declarations() -> None:
     assert ENTRIES["prefill"].signature == (
-        "prefill(tokens [Batch, S], pos) → logits [Batch, Vocab], fixed cache"
+        "prefill(tokens [Batch, S], pos) → logits [Batch, Vocab], fixed cache [Batch, MaxSeq]"
     )
     assert ENTRIES["loss_packed"].signature.endswith("weights [P]) → loss")
     assert ENTRIES["step_packed"].symbols == ("P", "Batch", "MaxSeq")

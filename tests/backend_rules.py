@@ -6,16 +6,18 @@ A test module subclasses ``BackendRules`` and gives a ``model`` fixture, of ``CO
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 from numpy.typing import NDArray
 
 from smollm2.batch import Batch, Span
-from smollm2.cache import Cache, Layout
-from smollm2.causal_lm import CausalLM
+from smollm2.cache import PAGE_SIZE, Cache, Layout
+from smollm2.causal_lm import NO_TARGET, CausalLM, log_probs_of
 from smollm2.errors import CacheError, ContextLengthError, InputError
 from tests.tiny import random_weights, tiny_config
 
@@ -41,6 +43,12 @@ def in_parts(model: CausalLM, cache: Cache, ids: list[int], parts: list[int]) ->
         pieces.append(model.forward(spans(cache, span), cache))
         start += count
     return np.concatenate(pieces)
+
+
+def over_pages(table: Sequence[Sequence[int]], *parts: Span) -> Batch:
+    """A batch over pages of its own choice."""
+    pages = np.array(table, dtype=np.int32)
+    return Batch.build(parts, page_table=pages, page_size=PAGE_SIZE)
 
 
 class BackendRules:
@@ -174,3 +182,142 @@ class BackendRules:
                 model.forward(batch)
         with pytest.raises(ContextLengthError, match=r"257 tokens .* context length is 256"):
             model.forward(Batch.build([Span(0, 0, [1] * 257)]))
+
+    # Paged caches: feature rows 61 to 64, 78
+
+    @settings(
+        max_examples=6,
+        deadline=None,
+        suppress_health_check=[
+            HealthCheck.differing_executors,
+            HealthCheck.function_scoped_fixture,
+        ],
+    )
+    @given(data=st.data())
+    def test_any_pages_and_any_chunks_equal_the_full_forward(
+        self, model: CausalLM, data: Any
+    ) -> None:
+        """Two rows over pages in any order, cut anywhere, in one batch or by turns."""
+        texts = [IDS[:130], IDS[60:135]]
+        pages = data.draw(st.permutations(range(1, 7)))
+        table = [pages[:3], [*pages[3:5], 0]]
+        cache = model.new_paged_cache(7)
+        done, pieces = [0, 0], [[], []]
+        while done != [130, 75]:
+            parts = []
+            for row, ids in enumerate(texts):
+                count = data.draw(st.sampled_from([0, 1, 40, 64, 130])) if row == 0 else 30
+                part = ids[done[row] : done[row] + count]
+                if part:
+                    parts.append(Span(row, done[row], part, "all"))
+            if not parts:
+                parts = [Span(0, done[0], texts[0][done[0] : done[0] + 1], "all")]
+            logits = model.forward(over_pages(table, *parts), cache)
+            for part in parts:
+                pieces[part.row].append(logits[: len(part.ids)])
+                logits = logits[len(part.ids) :]
+                done[part.row] += len(part.ids)
+        for ids, of_row in zip(texts, pieces, strict=True):
+            self.close(np.concatenate(of_row), full(model, ids))
+
+    def test_pages_of_a_prefix_may_be_shared(self, model: CausalLM) -> None:
+        """Rows that begin alike read one page, and none sees what another adds."""
+        cache, prefix = model.new_paged_cache(6), IDS[:64]
+        table = [[4, 1], [4, 5], [4, 2]]
+        model.forward(over_pages(table, Span(0, 0, [*prefix, *IDS[64:70]])), cache)
+        tails = [IDS[100:109], IDS[120:121]]
+        parts = [Span(row, 64, tail, "all") for row, tail in enumerate(tails, start=1)]
+        got = model.forward(over_pages(table, *parts), cache)
+        expected = [full(model, [*prefix, *tail])[64:] for tail in tails]
+        self.close(got, np.concatenate(expected))
+        again = model.forward(over_pages(table, Span(0, 70, IDS[70:72], "all")), cache)
+        self.close(again, full(model, IDS[:72])[70:])
+
+    def test_what_pages_do_not_hold_is_refused_before_anything_changes(
+        self, model: CausalLM
+    ) -> None:
+        cache = model.new_paged_cache(4)
+        assert (cache.rows, cache.lengths, cache.capacity) == (0, (), 3 * PAGE_SIZE)
+        model.forward(over_pages([[3, 1]], Span(0, 0, IDS[:70])), cache)
+        for table, parts, message in [
+            ([[3, 1]], [Span(0, 72, [1])], "page 1 of row 0 holds 6 tokens, but the batch reads 8"),
+            ([[3, 2]], [Span(0, 65, [1])], "page 2 of row 0 holds 0 tokens, but the batch reads 1"),
+            (
+                [[1, 2]],
+                [Span(0, 64, [1])],
+                "page 1 of row 0 holds 6 tokens, but the batch reads 64",
+            ),
+            ([[0, 1]], [Span(0, 0, [1])], "row 0 has page 0 as its number 0, but pages are 1 … 3"),
+            ([[3, 0]], [Span(0, 64, [1])], "row 0 has page 0 as its number 1"),
+            ([[3, 4]], [Span(0, 64, [1])], "row 0 has page 4 as its number 1"),
+            ([[3, -1]], [Span(0, 64, [1])], "row 0 has page -1 as its number 1"),
+            ([[2], [2]], [Span(0, 0, [1]), Span(1, 0, [2])], "two tokens .* the same slot"),
+        ]:
+            with pytest.raises(CacheError, match=message):
+                model.forward(over_pages(table, *parts), cache)
+        with pytest.raises(CacheError, match="for pages of 32 tokens, but those of the cache have"):
+            model.forward(spans(model.new_cache(4, 32), Span(0, 0, IDS[:2])), cache)
+        got = model.forward(over_pages([[3, 1]], Span(0, 70, IDS[70:71])), cache)
+        self.close(got[0], full(model, IDS[:71])[-1])
+
+    def test_a_page_may_be_used_again_from_its_start(self, model: CausalLM) -> None:
+        """What it held before is gone, also where fewer tokens are written."""
+        cache = model.new_paged_cache(3)
+        model.forward(over_pages([[2, 1]], Span(0, 0, IDS[:100])), cache)
+        got = model.forward(over_pages([[1]], Span(0, 0, IDS[50:60])), cache)
+        self.close(got[0], full(model, IDS[50:60])[-1])
+        with pytest.raises(CacheError, match="page 1 of row 0 holds 10 tokens"):
+            model.forward(over_pages([[2, 1]], Span(0, 100, IDS[100:101])), cache)
+        got = model.forward(over_pages([[1]], Span(0, 10, IDS[60:62])), cache)
+        self.close(got[0], full(model, IDS[50:62])[-1])
+        cache.reset()
+        with pytest.raises(CacheError, match="page 1 of row 0 holds 0 tokens"):
+            model.forward(over_pages([[1]], Span(0, 12, [1])), cache)
+        with pytest.raises(CacheError, match="row 0 is not in a cache of 0 rows"):
+            cache.truncate(0, 0)
+
+    def test_pages_that_are_not_used_take_no_part(self, model: CausalLM) -> None:
+        """Other rows' pages, written with anything, change no bit."""
+        results = []
+        for others in (False, True):
+            cache = model.new_paged_cache(6)
+            table = [[4, 2], [3, 5]]
+            if others:
+                model.forward(over_pages(table, Span(1, 0, IDS[90:190])), cache)
+            model.forward(over_pages(table, Span(0, 0, IDS[:80])), cache)
+            if others:
+                model.forward(over_pages(table, Span(1, 100, IDS[:3])), cache)
+            results.append(model.forward(over_pages(table, Span(0, 80, IDS[80:82])), cache))
+        np.testing.assert_array_equal(results[0], results[1])
+
+    @pytest.mark.parametrize("pages", [-1, 0, 1, 2**24 + 1])
+    def test_a_pool_has_limits(self, model: CausalLM, pages: int) -> None:
+        with pytest.raises(InputError, match=rf"2 … 16777216 pages, .* not {pages}"):
+            model.new_paged_cache(pages)
+
+    # Log-probabilities of targets: feature rows 69, 71
+
+    def test_log_probs_are_those_of_the_logits(self, model: CausalLM) -> None:
+        """Of several segments, one of them longer than what is held at a time."""
+        batch = Batch.build([Span(0, 0, IDS[:150]), Span(0, 7, IDS[:20])])
+        targets = np.array([*IDS[1:151], *IDS[1:21]], dtype=np.int32)
+        targets[::7] = NO_TARGET
+        got = model.log_probs(batch, targets)
+        every = replace(batch, wanted=np.arange(170, dtype=np.int32))
+        learned = targets != NO_TARGET
+        expected = log_probs_of(model.forward(every)[learned], targets[learned])
+        self.close(got[learned], expected)
+        assert got.dtype == np.float32
+        assert not got[~learned].any()
+        with pytest.raises(InputError, match="170 tokens need as many targets"):
+            model.log_probs(batch, targets[1:])
+
+    def test_hidden_states_are_what_the_head_gets(self, model: CausalLM) -> None:
+        """The tied head of ``WEIGHTS``, in NumPy, makes the logits of them."""
+        cache = model.new_cache(1, 64)
+        batch = spans(cache, Span(0, 0, IDS[:9], "all"))
+        got = model.hidden(batch, cache)
+        assert (got.shape, got.dtype) == ((9, CONFIG.hidden_size), np.float32)
+        assert cache.lengths == (9,)
+        difference = got @ WEIGHTS.token_embedding.T - full(model, IDS[:9])
+        assert np.sqrt((difference**2).mean()) < 0.05

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.batch import Batch
+from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache, Layout
-from smollm2.causal_lm import LoadedModel, Traffic
+from smollm2.causal_lm import NO_TARGET, LoadedModel, Traffic, log_probs_of
 from smollm2.config import Config
 from smollm2.tokenizer import Tokenizer
 from tests.tiny import tiny_config
@@ -92,6 +93,13 @@ class ScriptedModel(LoadedModel[Cache]):
 
     def hidden(self, batch: Batch, cache: Cache | None = None) -> NDArray[np.float32]:
         raise NotImplementedError("a script has no hidden states")
+
+    def log_probs(self, batch: Batch, targets: Ints) -> NDArray[np.float32]:
+        logits = self.forward(replace(batch, wanted=np.arange(len(batch), dtype=np.int32)))
+        learned = targets != NO_TARGET
+        out = np.zeros(len(batch), np.float32)
+        out[learned] = log_probs_of(logits[learned], targets[learned])
+        return out
 
     def close(self) -> None:
         pass

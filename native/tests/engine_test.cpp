@@ -64,10 +64,11 @@ struct Sequence {
   int done = 0;
 };
 
-// Logits [tokens, V] of the next `counts[i]` tokens of each sequence, one after the other.
+// Logits [tokens, V], or hidden states [tokens, C], of the next `counts[i]` tokens of each
+// sequence, one after the other.
 std::vector<float> forward(Engine& engine, const Tiny& tiny, KvCache& cache,
-                           const std::vector<Sequence*>& sequences,
-                           const std::vector<int>& counts) {
+                           const std::vector<Sequence*>& sequences, const std::vector<int>& counts,
+                           Result result = Result::logits) {
   std::vector<std::int32_t> ids, positions;
   Batch batch{0, nullptr, nullptr, tiny.cosines.data(), tiny.sines.data(), {}, {}};
   for (std::size_t i = 0; i < sequences.size(); ++i) {
@@ -81,9 +82,11 @@ std::vector<float> forward(Engine& engine, const Tiny& tiny, KvCache& cache,
   }
   batch.ids = ids.data();
   batch.positions = positions.data();
-  std::vector<float> logits(ids.size() * static_cast<std::size_t>(tiny.model.shape.vocabulary));
-  engine.forward(batch, cache, logits.data());
-  return logits;
+  const Shape& shape = tiny.model.shape;
+  const int width = result == Result::hidden ? shape.hidden : shape.vocabulary;
+  std::vector<float> out(ids.size() * static_cast<std::size_t>(width));
+  engine.forward(batch, cache, out.data(), result);
+  return out;
 }
 
 Sequence sequence_of(Random& random, const Tiny& tiny, int length, int first_page) {
@@ -201,6 +204,42 @@ void long_sequences_are_shared_out() {
   }
 }
 
+// Few rows and many, by any number of threads; the head of float weights makes logits of them.
+void hidden_states_are_what_the_head_gets() {
+  Random random(45);
+  const Tiny tiny(random, kShapes[0], [&](int rows, int cols) {
+    return random_weights(random, Kind::f32, rows, cols);
+  });
+  const Shape& shape = tiny.model.shape;
+  const int count = 70, last = tiles(shape.vocabulary), stride = last * kTileRows;
+  const Sequence start = sequence_of(random, tiny, count, 0);
+  std::vector<float> plain;
+  for (const Kernels* table : tables()) {
+    for (const int threads : {1, 3}) {
+      Engine engine(tiny.model, threads, *table);
+      KvCache cache(KvKind::f32, shape, kLayers, 2);
+      std::vector<float> hidden, logits;
+      for (const int first : {67, 3}) {
+        Sequence once = start, again = start;
+        once.done = again.done = first == 3 ? 67 : 0;
+        const auto of = forward(engine, tiny, cache, {&once}, {first}, Result::hidden);
+        const auto to = forward(engine, tiny, cache, {&again}, {first});
+        hidden.insert(hidden.end(), of.begin(), of.end());
+        logits.insert(logits.end(), to.begin(), to.end());
+      }
+      if (plain.empty()) plain = hidden;
+      expect_same(hidden, plain, std::string(table->name) + " by " + std::to_string(threads));
+      std::vector<float> products(static_cast<std::size_t>(count * stride)), expected;
+      table->linear_float(tiny.model.head, hidden.data(), shape.hidden, count, 0, last,
+                          {products.data(), stride}, nullptr);
+      for (auto row = products.begin(); row != products.end(); row += stride) {
+        expected.insert(expected.end(), row, row + shape.vocabulary);
+      }
+      expect_same(logits, expected, std::string(table->name) + ": logits of hidden states");
+    }
+  }
+}
+
 // Callers with a cache each, on one engine and its threads.
 void callers_take_turns() {
   Random random(44);
@@ -241,6 +280,7 @@ Tests engine_tests() {
       {"engine: any bytes are weights", any_bytes_are_weights},
       {"engine: long sequences are shared out alike", long_sequences_are_shared_out},
       {"engine: callers take turns", callers_take_turns},
+      {"engine: hidden states are what the head gets", hidden_states_are_what_the_head_gets},
       {"engine: the last token sees the first", the_cache_is_used},
   };
 }

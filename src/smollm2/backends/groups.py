@@ -68,18 +68,21 @@ class _Sequence:
     page: int | None
 
 
-def groups_of(batch: Batch, *, cached: bool, fit: Fit | None = None) -> Groups:
+def groups_of(
+    batch: Batch, *, cached: bool, fit: Fit | None = None, fit_keys: Fit | None = None
+) -> Groups:
     """Split a batch into groups: its rows if it is ``cached``, else its segments.
 
     Without ``fit``, sequences of equally many queries form a group, so that no query is padded;
     with it, those of one query form one group and all others another, and N, Q and S become
-    ``fit`` of what they are, which must not be less.
+    ``fit`` of what they are, which must not be less. ``fit_keys`` does so for S alone.
     """
+    pad, pad_keys = fit or _exactly, fit_keys or fit or _exactly
     clusters: dict[int, list[_Sequence]] = {}
     for sequence in _sequences(batch, cached):
         count = len(sequence.tokens)
         clusters.setdefault(count if fit is None else min(count, 2), []).append(sequence)
-    parts = tuple(_group(part, fit or (lambda n: n), batch, cached) for part in clusters.values())
+    parts = tuple(_group(part, pad, pad_keys, batch, cached) for part in clusters.values())
     return Groups(parts, _places(clusters.values(), parts, len(batch)))
 
 
@@ -99,16 +102,23 @@ def _sequences(batch: Batch, cached: bool) -> Iterator[_Sequence]:
         yield _Sequence(tokens, positions, keys, places, int(pages[0]) if in_one else None)
 
 
-def _group(sequences: Sequence[_Sequence], fit: Fit, batch: Batch, cached: bool) -> Group:
+def _exactly(n: int) -> int:
+    return n
+
+
+def _group(
+    sequences: Sequence[_Sequence], fit: Fit, fit_keys: Fit, batch: Batch, cached: bool
+) -> Group:
     most_queries = max(len(sequence.tokens) for sequence in sequences)
     most_keys = max(len(sequence.keys) for sequence in sequences)
-    count, queries, keys = fit(len(sequences)), fit(most_queries), fit(most_keys)
+    count, queries, keys = fit(len(sequences)), fit(most_queries), fit_keys(most_keys)
     group = Group(
         queries=np.zeros((count, queries), np.int32),
         keys=np.zeros((count, keys), np.int32),
         query_positions=np.full((count, queries), _SEES_ALL, np.int32),
         key_positions=np.full((count, keys), NEVER, np.int32),
-        causal=_is_causal(sequences, cached) and (count, queries) == (len(sequences), most_queries),
+        causal=_is_causal(sequences, cached)
+        and (count, queries, keys) == (len(sequences), most_queries, most_keys),
         full=_is_full(sequences) and keys == most_keys and count == len(sequences),
         pages=_pages(sequences, count) if keys <= batch.page_size else None,
     )

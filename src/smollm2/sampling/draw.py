@@ -36,10 +36,15 @@ def mix(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return x ^ (x >> np.uint32(16))
 
 
+def counter(seed: int, position: int) -> NDArray[np.uint32]:
+    """Return ``mix(key XOR position)``, [1]: what all tokens of a position have in common."""
+    key = mix(_word(seed) ^ mix(_word(seed >> 32)))
+    return mix(key ^ _word(position))
+
+
 def uniforms(ids: NDArray[np.integer], seed: int, position: int) -> NDArray[np.float32]:
     """Return a number in (0, 1) for each token id, [n] float32, all multiples of 2**-24."""
-    key = mix(_word(seed) ^ mix(_word(seed >> 32)))
-    bits = mix(mix(key ^ _word(position)) ^ ids.astype(np.uint32))
+    bits = mix(counter(seed, position) ^ ids.astype(np.uint32))
     uniform: NDArray[np.float32] = (bits >> np.uint32(9)).astype(np.float32)
     uniform += np.float32(0.5)
     uniform *= np.float32(2.0**-23)

@@ -105,6 +105,13 @@ class SamplingParams:
                 raise InputError(f"unknown option {name!r}: {hint}")
         return dataclasses.replace(params or cls(), **changes)
 
+    @property
+    def changes_scores(self) -> bool:
+        """Whether penalties, biases or allowed ids come before the temperature."""
+        if self.logit_bias or self.allowed_ids is not None or self.repetition_penalty != 1:
+            return True
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
+
     def with_seed(self, rng: random.Random | np.random.Generator | None = None) -> SamplingParams:
         """Return the same with a seed: its own, else one of 31 bits from ``rng`` or the system."""
         if self.seed is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
@@ -13,7 +16,7 @@ from smollm2.cache import Cache, Layout
 
 
 class JaxCache(Cache):
-    """Keys and values of each layer, in the arrays of ``Stored``.
+    """Keys and values in ``storage``, whose parts are of so many ``layers`` each.
 
     ``room`` is a power of two from the longest row of a fixed cache on, not its capacity, so that
     few shapes occur; in a paged one it is a whole page from the first batch on. A forward takes
@@ -24,7 +27,7 @@ class JaxCache(Cache):
         self,
         layout: Layout,
         *,
-        layers: int,
+        layers: Sequence[int],
         heads: int,
         size: int,
         dtype: DTypeLike,
@@ -33,25 +36,21 @@ class JaxCache(Cache):
         super().__init__(layout)
         self.storage: Storage = []
         self._layers = layers
-        self._shape = (layout.pages, heads, size)
-        self._dtype = dtype
-        self._sharding = sharding
+        self._empty = partial(
+            empty, pages=layout.pages, heads=heads, size=size, dtype=dtype, sharding=sharding
+        )
 
     @property
     def nbytes(self) -> int:
         """Bytes of storage that are allocated now."""
-        return sum(keys.nbytes + values.nbytes for keys, values in self.storage)
+        return sum(array.nbytes for stored in self.storage for array in stored)
 
     def prepare(self, batch: Batch) -> None:
         """Check that a batch fits, as ``check`` does, and make room for it."""
         longest = self.check(batch)
         room = self.page_size if self.layout.paged else room_of(longest, self.page_size)
         if not self.storage:
-            pages, heads, size = self._shape
-            self.storage = [
-                empty(pages, heads, size, room, self._dtype, self._sharding)
-                for _ in range(self._layers)
-            ]
+            self.storage = [self._empty(layers=layers, room=room) for layers in self._layers]
         elif room > self.storage[0].room:
             self.storage = [lengthened(stored, room) for stored in self.storage]
 

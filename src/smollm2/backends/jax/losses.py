@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from smollm2.backends.jax.inputs import Inputs, fit_tokens
+from smollm2.backends.jax.layers import is_stacked
 from smollm2.backends.jax.ops import JaxOps, Plan
 from smollm2.model import forward, head_of, hidden
 from smollm2.weights import Block, Weights
@@ -30,7 +31,7 @@ JaxWeights: TypeAlias = Weights[jax.Array]
 class TrainingOps(JaxOps):
     """The same operations where a derivative is wanted.
 
-    Layers are steps of a loop over weights that are stacked for it: XLA for CPUs finds the layers
+    Layers are steps of a loop, and stacked for it where they are not: XLA for CPUs finds the layers
     that a derivative makes again to be those that were there, and keeps everything, but does not
     look across the steps of a loop.
     """
@@ -48,8 +49,9 @@ class TrainingOps(JaxOps):
         def step(x: jax.Array, weights: Block[jax.Array]) -> tuple[jax.Array, None]:
             return block(x, weights, 0, plan), None  # a layer's number is its place in a cache
 
-        stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *blocks)
-        result: jax.Array = lax.scan(step, x, stacked)[0]
+        whole = is_stacked(blocks)
+        stack = blocks[0] if whole else jax.tree.map(lambda *layers: jnp.stack(layers), *blocks)
+        result: jax.Array = lax.scan(step, x, stack)[0]
         return result
 
 

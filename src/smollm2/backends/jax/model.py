@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from smollm2.backends.jax import losses
 from smollm2.backends.jax.cache import JaxCache
 from smollm2.backends.jax.inputs import Form, inputs_of, joined, parted
+from smollm2.backends.jax.layers import unstacked
 from smollm2.backends.jax.ops import JaxOps, Storage
 from smollm2.backends.jax.sharding import cache_sharding
 from smollm2.batch import Batch, Ints
@@ -66,7 +67,7 @@ class JaxModel(LoadedModel[JaxCache]):
         self.ops = ops
         self._weights: Weights[jax.Array] | None = weights
         self.dtype = weights.token_embedding.dtype
-        self._sharding = cache_sharding(weights.blocks[0].attention.key.sharding)
+        self._sharding = cache_sharding(weights.blocks[0].attention.key)
 
     @property
     def weights(self) -> Weights[jax.Array]:
@@ -82,9 +83,10 @@ class JaxModel(LoadedModel[JaxCache]):
 
     def make_cache(self, layout: Layout) -> JaxCache:
         """Storage in ``dtype``."""
+        parts = len(self.weights.blocks)
         return JaxCache(
             layout,
-            layers=self.config.num_hidden_layers,
+            layers=[self.config.num_hidden_layers // parts] * parts,
             heads=self.config.num_key_value_heads,
             size=self.config.head_dim,
             dtype=self.dtype,
@@ -93,11 +95,15 @@ class JaxModel(LoadedModel[JaxCache]):
 
     def forward(self, batch: Batch, cache: Cache | None = None) -> Floats:
         """Logits of the wanted tokens, [W, V]. See ``CausalLM.forward``."""
-        return np.array(self._run("logits", batch, cache)[: len(batch.wanted)])
+        return self._wanted("logits", batch, cache)
 
     def hidden(self, batch: Batch, cache: Cache | None = None) -> Floats:
         """Hidden states of the wanted tokens, [W, C]. See ``CausalLM.hidden``."""
-        return np.array(self._run("hidden", batch, cache)[: len(batch.wanted)])
+        return self._wanted("hidden", batch, cache)
+
+    def _wanted(self, output: Output, batch: Batch, cache: Cache | None) -> Floats:
+        # Cut in NumPy: an operation of its own on the device takes a millisecond.
+        return np.asarray(self._run(output, batch, cache))[: len(batch.wanted)].copy()
 
     def log_probs(self, batch: Batch, targets: Ints) -> Floats:
         """Log-probability of each target, [T]. See ``CausalLM.log_probs``."""
@@ -112,7 +118,7 @@ class JaxModel(LoadedModel[JaxCache]):
         return log_probs
 
     def as_nnx(self) -> SmolLM2:
-        """The model as a Flax NNX module to train, whose parameters are these arrays.
+        """The model as a Flax NNX module to train; a copy of the weights, if they are stacked.
 
         Raises ``MissingDependencyError`` where Flax is not installed.
         """
@@ -122,7 +128,7 @@ class JaxModel(LoadedModel[JaxCache]):
             )
         from smollm2.backends.jax.nnx import SmolLM2
 
-        return SmolLM2(self.ops, self.weights)
+        return SmolLM2(self.ops, unstacked(self.weights))
 
     def _run(self, output: Output, batch: Batch, cache: Cache | None) -> jax.Array:
         weights = self.weights

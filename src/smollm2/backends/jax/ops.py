@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.tree_util import register_dataclass
 
 from smollm2.backends.jax.attention import row_attention, segment_attention
 from smollm2.backends.jax.inputs import Inputs, Rows
+from smollm2.backends.jax.layers import is_stacked
 from smollm2.backends.jax.storage import Stored, read, write
 from smollm2.config import Config
-from smollm2.weights import Attention, Block, Mlp, Weights
+from smollm2.weights import Attention, Block, Mlp
 
 Numerics = Literal["exact", "fast"]
 Storage: TypeAlias = list[Stored]
-"""What is stored of each layer."""
+"""What is stored of each layer, or of all layers in one."""
 
-for _record in (Attention, Mlp, Block, Weights):
-    register_dataclass(_record)
+
+Carry: TypeAlias = tuple[jax.Array, Storage | None]
 
 
 @dataclass(slots=True)
 class Plan:
     """What one batch needs in every layer, while it is traced.
 
-    ``cos``, ``sin`` [T, 1, D/2] float32; ``storage`` is replaced layer by layer as it is written.
+    ``cos``, ``sin`` [T, 1, D/2] float32; ``storage`` is replaced as it is written.
     """
 
     inputs: Inputs
@@ -98,7 +98,12 @@ class JaxOps:
         return turned.astype(x.dtype)
 
     def attend(
-        self, query: jax.Array, key: jax.Array, value: jax.Array, layer: int, plan: Plan
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        layer: Any,
+        plan: Plan,
     ) -> jax.Array:
         """Causal attention of each row over what is stored of it, or within segments."""
         inputs = plan.inputs
@@ -113,8 +118,9 @@ class JaxOps:
                 self.precision,
             )
             return out.reshape(len(query), -1)
-        stored = plan.storage[layer] = write(plan.storage[layer], key, value, inputs)
-        parts = [self._rows(query, stored, rows) for rows in inputs.rows]
+        part, layer = (layer, 0) if len(plan.storage) > 1 else (0, layer)
+        stored = plan.storage[part] = write(plan.storage[part], layer, key, value, inputs)
+        parts = [self._rows(query, stored, layer, rows) for rows in inputs.rows]
         out = jnp.concatenate([part.reshape(-1, *query.shape[1:]) for part in parts])
         if inputs.places is not None:
             out = out[inputs.places]
@@ -132,9 +138,30 @@ class JaxOps:
         plan: Plan,
         block: Callable[[jax.Array, Block[jax.Array], int, Plan], jax.Array],
     ) -> jax.Array:
-        """One layer after the other."""
-        for layer, weights in enumerate(blocks):
-            x = block(x, weights, layer, plan)
+        """One layer after the other: those that are stacked in a loop.
+
+        With a cache the loop takes each layer out of the stack where it is used, which XLA does
+        without a copy; without one it goes over the stack, which has a cheap derivative.
+        """
+        if not is_stacked(blocks):
+            for layer, weights in enumerate(blocks):
+                x = block(x, weights, layer, plan)
+            return x
+        (stack,) = blocks
+
+        def step(carry: Carry, each: tuple[Any, Block[jax.Array] | None]) -> tuple[Carry, None]:
+            x, storage = carry
+            layer, weights = each
+            if weights is None:
+                weights = jax.tree.map(
+                    lambda leaf: lax.dynamic_index_in_dim(leaf, layer, keepdims=False), stack
+                )
+            inner = replace(plan, storage=None if storage is None else list(storage))
+            return (block(x, weights, layer, inner), inner.storage), None
+
+        layers = jnp.arange(self.config.num_hidden_layers)
+        over = layers, (stack if plan.storage is None else None)
+        (x, plan.storage), _ = lax.scan(step, (x, plan.storage), over)
         return x
 
     def wanted(self, x: jax.Array, plan: Plan) -> jax.Array:
@@ -155,9 +182,9 @@ class JaxOps:
             preferred_element_type=jnp.float32,
         )
 
-    def _rows(self, query: jax.Array, stored: Stored, rows: Rows) -> jax.Array:
+    def _rows(self, query: jax.Array, stored: Stored, layer: Any, rows: Rows) -> jax.Array:
         """Attention of the rows' queries, [N, Q, H, D]."""
         shape = (*rows.positions.shape, *query.shape[1:])
         chosen = query.reshape(shape) if rows.queries is None else query[rows.queries]
-        keys, values = read(stored, rows)
+        keys, values = read(stored, layer, rows)
         return row_attention(chosen, keys, values, rows.positions, self.precision)

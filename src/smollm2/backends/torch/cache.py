@@ -13,7 +13,7 @@ GRANULE = 64
 
 
 class TorchCache(Cache):
-    """Keys (after RoPE) and values, [pages, room, K, D] of each layer.
+    """``stored``: keys (after RoPE) and values of each layer, [pages, room, K, D].
 
     ``room`` follows the longest row of a fixed cache, not its capacity; in a paged one it is a
     whole page from the first batch on.
@@ -30,19 +30,18 @@ class TorchCache(Cache):
         device: torch.device,
     ) -> None:
         super().__init__(layout)
-        shape = (layout.pages, 0, heads, size)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.empty_like(key) for key in self.keys]
+        empty = torch.empty((layout.pages, 0, heads, size), dtype=dtype, device=device)
+        self.stored = [(empty, empty)] * layers
 
     @property
     def room(self) -> int:
         """Tokens a page that there is storage for."""
-        return self.keys[0].shape[1]
+        return self.stored[0][0].shape[1]
 
     @property
     def nbytes(self) -> int:
         """Bytes of storage that are allocated now."""
-        return sum(stored.nbytes for stored in (*self.keys, *self.values))
+        return sum(key.nbytes + value.nbytes for key, value in self.stored)
 
     def prepare(self, batch: Batch) -> None:
         """Check that a batch fits, as ``check`` does, and make room for it."""
@@ -51,8 +50,7 @@ class TorchCache(Cache):
         if needed > self.room:
             room = max(needed, 2 * self.room)
             room = min(-(-room // GRANULE) * GRANULE, self.page_size)
-            self.keys = [_grown(stored, room) for stored in self.keys]
-            self.values = [_grown(stored, room) for stored in self.values]
+            self.stored = [(_grown(key, room), _grown(value, room)) for key, value in self.stored]
 
     def places(self, slots: Ints) -> Ints:
         """Where in the storage, its pages laid end to end, these slots of the cache are."""
@@ -63,8 +61,8 @@ class TorchCache(Cache):
     def close(self) -> None:
         """Give the storage back."""
         super().close()
-        self.keys = [stored[:, :0].clone() for stored in self.keys]
-        self.values = [stored[:, :0].clone() for stored in self.values]
+        empty = self.stored[0][0].new_empty(0)
+        self.stored = [(empty, empty)] * len(self.stored)
 
 
 def _grown(stored: Tensor, room: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from smollm2.backends import Backend, BackendOptions
+from smollm2.backends.torch.compiled import CompiledOps
 from smollm2.backends.torch.model import TorchModel
 from smollm2.backends.torch.numerics import NUMERICS
 from smollm2.config import Config
@@ -24,6 +25,8 @@ DTYPES = {
 }
 """What ``load(dtype=…)`` knows."""
 
+_OPTIONS = ("device", "dtype", "compile", "numerics", "tensor_parallel")
+
 _BFLOAT16 = DENSE_DTYPES["BF16"]
 
 
@@ -38,18 +41,58 @@ class TorchBackend:
         - ``device``: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``
         - ``dtype``: ``"float32"``, ``"bfloat16"`` or ``"float16"``; by default that of the
           checkpoint's matrices where all have the same, else float32
+        - ``compile``: ``"inductor"``, layers fused by ``torch.compile``, which takes seconds to
+          minutes at the first prompt; ``"cudagraphs"``, decode as one launch a step, on CUDA
+        - ``tensor_parallel``: how many processes share the weights, or a device mesh of them, see
+          ``smollm2.backends.torch.shards``
         - ``numerics``: ``"exact"`` or ``"fast"``, see ``smollm2.backends.torch.numerics``
 
         Raises ``InputError`` for another option, or a value that cannot be had here.
         """
         for name in options:
-            if name not in ("device", "dtype", "numerics"):
+            if name not in _OPTIONS:
                 raise InputError(f"the torch backend has no option {name}: leave it out")
         device = _device(options.get("device", "cpu"))
         dtype = _choice("dtype", options.get("dtype") or _dtype_of(weights), tuple(DTYPES))
         numerics = _choice("numerics", options.get("numerics", NUMERICS[0]), NUMERICS)
+        compiled = _compile(options.get("compile"), device)
+        exact = numerics == "exact"
+        shared = options.get("tensor_parallel", 1)
+        if shared != 1:
+            if compiled is not None:
+                raise InputError(
+                    f"compile={compiled!r} and tensor_parallel={shared!r:.80} do not go together: "
+                    "leave one out"
+                )
+            return _sharded(config, weights, shared, device, DTYPES[dtype], exact=exact)
         tensors = weights.map(lambda _, weight: _tensor(weight).to(device, DTYPES[dtype]))
-        return TorchModel(config, tensors, exact=numerics == "exact")
+        ops = CompiledOps(config, exact=exact) if compiled == "inductor" else None
+        graphs = compiled == "cudagraphs"
+        return TorchModel(config, tensors, exact=exact, ops=ops, graphs=graphs)
+
+
+def _sharded(
+    config: Config,
+    weights: Weights[Any],
+    tensor_parallel: object,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    exact: bool,
+) -> TorchModel:
+    """A model of whose weights this process holds a part."""
+    from smollm2.backends.torch import shards  # takes half a second to import
+
+    mesh = shards.mesh_of(config, tensor_parallel, device.type)
+
+    def place(name: str, weight: Weight) -> Tensor:
+        dense = weight if isinstance(weight, np.ndarray) else as_float32(weight)
+        return shards.placed(
+            name, _tensor(shards.part_of(name, dense, mesh)).to(device, dtype), mesh
+        )
+
+    ops = shards.ShardedOps(config, mesh, exact=exact)
+    return TorchModel(config, weights.map(place), exact=exact, ops=ops)
 
 
 def _choice(name: str, value: object, known: tuple[str, ...]) -> str:
@@ -57,6 +100,17 @@ def _choice(name: str, value: object, known: tuple[str, ...]) -> str:
         if value == choice:
             return choice
     raise InputError(f"{name} is {value!r}: choose from {', '.join(known)}")
+
+
+def _compile(name: object, device: torch.device) -> str | None:
+    if name is None:
+        return None
+    mode = _choice("compile", name, ("inductor", "cudagraphs"))
+    if mode == "cudagraphs" and device.type != "cuda":
+        raise InputError(
+            f"compile='cudagraphs' is for device='cuda', not {device.type!r}: use 'inductor'"
+        )
+    return mode
 
 
 def _device(name: str) -> torch.device:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from smollm2.backends.torch import sampling
 from smollm2.backends.torch.cache import TorchCache
+from smollm2.backends.torch.graphs import Graphs
 from smollm2.backends.torch.module import SmolLM2Module
 from smollm2.backends.torch.numerics import switched
 from smollm2.backends.torch.ops import TorchOps
@@ -28,29 +31,40 @@ from smollm2.causal_lm import (
 from smollm2.config import Config
 from smollm2.errors import InputError
 from smollm2.model import forward, head_of, hidden
+from smollm2.sampling import Choice
 from smollm2.weights import Weights
 
 Text = Callable[[Weights[Tensor], TorchOps, Plan], Tensor]
+R = TypeVar("R")
 
 
 class TorchModel(LoadedModel[TorchCache]):
     """A model whose weights are tensors of one dtype on one device.
 
     ``weights``, ``ops`` and ``plan`` are for those who work on the model: with no cache, what the
-    text of ``smollm2.model`` makes of them can be differentiated.
+    text of ``smollm2.model`` makes of them can be differentiated. ``graphs``: steps of decode are
+    captured as CUDA graphs.
     """
 
     threads: None = None
 
-    def __init__(self, config: Config, weights: Weights[Tensor], *, exact: bool = True) -> None:
+    def __init__(
+        self,
+        config: Config,
+        weights: Weights[Tensor],
+        *,
+        exact: bool = True,
+        ops: TorchOps | None = None,
+        graphs: bool = False,
+    ) -> None:
         super().__init__(config)
         self.dtype = weights.token_embedding.dtype
         self.device = weights.token_embedding.device
         self.exact = exact
-        self.ops = TorchOps(config, exact=exact)
-        angles = torch.float32 if exact else self.dtype
-        self._planner = Planner(config, self.device, angles)
+        self.ops = ops or TorchOps(config, exact=exact)
         self._weights: Weights[Tensor] | None = weights
+        self._planner = Planner(config, self.device, torch.float32 if exact else self.dtype)
+        self._graphs = Graphs(self._planner, self.context_length) if graphs else None
 
     @property
     def weights(self) -> Weights[Tensor]:
@@ -69,7 +83,7 @@ class TorchModel(LoadedModel[TorchCache]):
         return TorchCache(
             layout,
             layers=self.config.num_hidden_layers,
-            heads=self.config.num_key_value_heads,
+            heads=self.ops.kv_heads,
             size=self.config.head_dim,
             dtype=self.dtype,
             device=self.device,
@@ -77,19 +91,15 @@ class TorchModel(LoadedModel[TorchCache]):
 
     def plan(self, batch: Batch, cache: Cache | None = None) -> Plan:
         """What the text needs of a batch. Raises as ``CausalLM.forward`` does."""
-        stored = checked_cache(TorchCache, cache)
-        check_batch(self.config, batch)
-        if stored is not None:
-            stored.prepare(batch)
-        return self._planner.plan(batch, stored)
+        return self._planner.plan(batch, self._checked(batch, cache))
 
     def forward(self, batch: Batch, cache: Cache | None = None) -> NDArray[np.float32]:
         """Logits of the wanted tokens, [W, V]. See ``CausalLM.forward``."""
-        return self._run(forward, batch, cache)
+        return self._run(forward, batch, cache, _on_host)
 
     def hidden(self, batch: Batch, cache: Cache | None = None) -> NDArray[np.float32]:
         """Hidden states of the wanted tokens, [W, C]. See ``CausalLM.hidden``."""
-        return self._run(hidden, batch, cache)
+        return self._run(hidden, batch, cache, _on_host)
 
     def log_probs(self, batch: Batch, targets: Ints) -> NDArray[np.float32]:
         """Log-probability of each target, [T]. See ``CausalLM.log_probs``."""
@@ -101,22 +111,62 @@ class TorchModel(LoadedModel[TorchCache]):
 
         log_probs = np.zeros(len(batch), np.float32)
         wanted = replace(batch, wanted=learned.astype(np.int32))
-        log_probs[learned] = self._run(text, wanted, None)
+        log_probs[learned] = self._run(text, wanted, None, _on_host)
         return log_probs
+
+    def choose(
+        self, batch: Batch, choices: Sequence[Choice], cache: Cache | None = None
+    ) -> list[int]:
+        """Token ids that follow the wanted tokens. See ``CausalLM.choose``.
+
+        On a GPU they are chosen there; on the CPU, by NumPy.
+        """
+        if self.device.type == "cpu":
+            return super().choose(batch, choices, cache)
+        return self._run(forward, batch, cache, lambda logits: sampling.choose(logits, choices))
 
     def as_module(self, *, return_logits: bool | None = None) -> SmolLM2Module:
         """The model as an ``nn.Module`` to train, whose parameters are these very tensors."""
         return SmolLM2Module(self.config, self.weights, self.ops, return_logits=return_logits)
 
-    def _run(self, text: Text, batch: Batch, cache: Cache | None) -> NDArray[np.float32]:
-        weights = self.weights
-        plan = self.plan(batch, cache)
-        with torch.inference_mode(), switched(exact=self.exact):
-            result: NDArray[np.float32] = text(weights, self.ops, plan).float().cpu().numpy()
-        if plan.cache is not None:
-            plan.cache.advance(batch)
-        return result
-
     def close(self) -> None:
         """Let go of the weights."""
         self._weights = None
+        if self._graphs is not None:
+            self._graphs.clear()
+
+    def _checked(self, batch: Batch, cache: Cache | None) -> TorchCache | None:
+        """The cache, with room for a batch that has been checked."""
+        stored = checked_cache(TorchCache, cache)
+        check_batch(self.config, batch)
+        if stored is not None:
+            stored.prepare(batch)
+        return stored
+
+    def _run(
+        self, text: Text, batch: Batch, cache: Cache | None, finish: Callable[[Tensor], R]
+    ) -> R:
+        """What ``finish`` makes of the text's result; what was stored counts once that is done."""
+        weights, ops = self.weights, self.ops
+        stored = self._checked(batch, cache)
+        with torch.inference_mode(), switched(exact=self.exact):
+            if self._graphs is None or stored is None or not _is_decode(batch):
+                result = text(weights, ops, self._planner.plan(batch, stored))
+            else:
+                result = self._graphs(
+                    lambda plan: text(weights, ops, plan), text.__name__, batch, stored
+                )
+            finished = finish(result)
+        if stored is not None:
+            stored.advance(batch)
+        return finished
+
+
+def _on_host(result: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = result.float().cpu().numpy()
+    return array
+
+
+def _is_decode(batch: Batch) -> bool:
+    """Whether each row has one token."""
+    return len(set(batch.rows.tolist())) == len(batch)

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from smollm2 import model
 from smollm2.backends.packed import Indices, next_labels, packed, sequences_of
@@ -203,9 +202,9 @@ class SmolLM2Module(nn.Module):
         Where the model is sharded all processes have to call it, and the first one writes. Of the
         options of transformers' models, none is looked at.
         """
-        arrays = [(name, _array(value)) for name, value in self.state_dict().items()]
-        embedding = self.weights.token_embedding
-        if not isinstance(embedding, DTensor) or embedding.device_mesh.get_local_rank() == 0:
+        whole = self._ops.whole
+        arrays = [(name, _array(whole(value))) for name, value in self.state_dict().items()]
+        if self._ops.writes:
             path = Path(folder)
             path.mkdir(parents=True, exist_ok=True)
             config = replace(self.architecture, dtype=arrays[0][1].dtype.name)
@@ -302,10 +301,9 @@ def _divisor(count: Tensor | int | None, log_probs: Tensor) -> Tensor | int:
 
 
 def _array(value: Tensor) -> NDArray[Any]:
-    """The values of a parameter, whole where it is sharded."""
-    whole = value.full_tensor() if isinstance(value, DTensor) else value
-    whole = whole.detach().cpu().contiguous()
-    if whole.dtype == torch.bfloat16:
-        return whole.view(torch.int16).numpy().view(DENSE_DTYPES["BF16"])
-    array: NDArray[Any] = whole.numpy()
+    """The values of a parameter."""
+    tensor = value.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(DENSE_DTYPES["BF16"])
+    array: NDArray[Any] = tensor.numpy()
     return array

@@ -17,21 +17,22 @@ from smollm2.backends.torch.plan import Part, Plan
 from smollm2.config import Config
 from smollm2.weights import Attention, Block, Mlp
 
-
 _ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-"""oneDNN's product, which ``torch.compile`` uses: up to twice as fast as BLAS in float32."""
+"""oneDNN's product, which has no public name: in float32 up to twice as fast as BLAS."""
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x · weightᵀ`` [n, out]: the one place where activations meet a matrix [out, in]."""
-    if (
-        _ONEDNN_LINEAR is not None
-        and x.is_cpu
-        and x.dtype == torch.float32
-        and not torch.is_grad_enabled()  # it cannot be differentiated
-    ):
-        result: Tensor = _ONEDNN_LINEAR(x, weight, None, "none", [], "")
-        return result
+    """``x · weightᵀ`` [n, out]: the one place where activations meet a matrix [out, in].
+
+    What is not ``F.linear`` is faster on a CPU, and for inference only.
+    """
+    if x.is_cpu and not torch.is_grad_enabled():
+        if torch.compiler.is_compiling():
+            if len(x) == 1:  # a loop that the compiler writes, with what comes before and after
+                return (weight.float() * x.float()).sum(-1).to(x.dtype)[None]
+        elif _ONEDNN_LINEAR is not None and x.dtype == torch.float32:
+            result: Tensor = _ONEDNN_LINEAR(x, weight, None, "none", [], "")
+            return result
     return F.linear(x, weight)
 
 
@@ -41,6 +42,20 @@ class TorchOps:
     def __init__(self, config: Config, *, exact: bool = True) -> None:
         self._config = config
         self._exact = exact
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads whose keys and values are stored."""
+        return self._config.num_key_value_heads
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes what all have."""
+        return True
+
+    def whole(self, weight: Tensor) -> Tensor:
+        """All of a weight."""
+        return weight
 
     def embed(self, table: Tensor, plan: Plan) -> Tensor:
         """Rows of the embedding, [T, C]."""
@@ -73,10 +88,10 @@ class TorchOps:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, plan: Plan) -> Tensor:
         """Causal attention of each part over its stored (or own) keys and values."""
-        if plan.cache is None:
+        if plan.stored is None:
             keys, values = key[None], value[None]
         else:
-            keys, values = plan.cache.keys[layer], plan.cache.values[layer]
+            keys, values = plan.stored[layer]
             keys.flatten(0, 1).index_copy_(0, plan.slots, key)
             values.flatten(0, 1).index_copy_(0, plan.slots, value)
         results = [_attend_part(query, keys, values, part) for part in plan.parts]
@@ -118,22 +133,51 @@ def _attend_part(query: Tensor, keys: Tensor, values: Tensor, part: Part) -> Ten
     ``keys`` and ``values`` [pages, room, K, D]; query heads share kv heads in consecutive groups.
     """
     queries = query if part.queries is None else query[part.queries]
-    rectangle = queries.view(part.count, -1, *query.shape[1:]).transpose(1, 2)
-    result = F.scaled_dot_product_attention(
-        rectangle,
-        _keys_of(part, keys),
-        _keys_of(part, values),
-        attn_mask=part.mask,
-        is_causal=part.causal,
-        enable_gqa=True,
+    rectangle = queries.view(part.form.count, part.form.queries, *query.shape[1:])
+    result = attention(
+        rectangle.transpose(1, 2),
+        _seen(part, keys),
+        _seen(part, values),
+        mask=part.mask,
+        causal=part.form.causal,
+        shares_heads=query.is_cpu or (part.mask is None and query.dtype != torch.float32),
     )
     return result.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
-def _keys_of(part: Part, stored: Tensor) -> Tensor:
+def _seen(part: Part, stored: Tensor) -> Tensor:
     """What a part sees of the stored keys or values, [N, K, S, D]; not copied if it lies so."""
-    if part.keys is None:
-        seen = stored[part.page : part.page + part.count, : part.length]
+    form = part.form
+    if form.page is not None:
+        seen = stored[form.page : form.page + form.count, : form.keys]
     else:
-        seen = stored.flatten(0, 1)[part.keys].view(part.count, part.length, *stored.shape[2:])
+        seen = stored.flatten(0, 1)[part.keys].view(form.count, form.keys, *stored.shape[2:])
     return seen.transpose(1, 2)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    causal: bool,
+    shares_heads: bool,
+) -> Tensor:
+    """Attention of query [N, H, Q, D] over key and value [N, K, S, D], where H is a multiple of K.
+
+    ``shares_heads``: torch's best kernel lets query heads share kv heads. On a GPU that is one of
+    several kernels, and those for masks and for float32 do not: there, one query's heads become
+    queries of its kv head, and of more queries the keys and values are repeated.
+    """
+    heads, kv_heads = query.shape[1], key.shape[1]
+    if shares_heads or heads == kv_heads:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=heads != kv_heads
+        )
+    if query.shape[2] == 1:
+        merged = query.reshape(len(query), kv_heads, -1, query.shape[-1])
+        result = F.scaled_dot_product_attention(merged, key, value, attn_mask=mask)
+        return result.reshape(query.shape)
+    key, value = (x.repeat_interleave(heads // kv_heads, 1) for x in (key, value))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)

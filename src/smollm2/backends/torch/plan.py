@@ -1,10 +1,12 @@
 """Plan: what a batch needs in every layer, as tensors on the device of the model.
 
-All integers of a batch go to the device in one copy; masks and angles are made there.
+All integers of a batch go to the device in one copy; masks and angles are made there. What is not
+an integer of the batch, its form, says how to read them: batches of one form do the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,23 +22,49 @@ from smollm2.config import Config
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """N sequences of Q queries and S keys that attend side by side.
+class Rectangle:
+    """The form of a part: N sequences (``count``) of Q ``queries`` and S ``keys`` each.
 
-    - ``queries`` [N·Q]: tokens of the batch (None: all of them, in their order)
-    - ``keys`` [N·S]: places in the storage, its pages laid end to end, or tokens of the batch
-    - ``page``: in place of ``keys``: the first of N pages whose first S places they are; without
-      a cache, the keys are all tokens of the batch
-    - ``mask`` [N, 1, Q, S]: which keys a query sees (None: all, or those before it if ``causal``)
+    - ``whole``: the queries are the batch's tokens in their order
+    - ``page``: the first of N pages whose first S places hold the keys (None: not on such pages)
+    - ``masked``: a mask says which keys a query sees; else all or, if ``causal``, those before it
     """
 
     count: int
+    queries: int
+    keys: int
+    whole: bool
+    page: int | None
+    masked: bool
+    causal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What one program can serve: T ``tokens``, W ``wanted``, the parts that attend.
+
+    ``placed``: results of the parts are not in the batch's order.
+    """
+
+    tokens: int
+    wanted: int
+    parts: tuple[Rectangle, ...]
+    placed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rectangle with its numbers; its tensors are None where the form does without.
+
+    - ``queries`` [N·Q]: tokens of the batch
+    - ``keys`` [N·S]: places in the storage, its pages laid end to end, or tokens of the batch
+    - ``mask`` [N, 1, Q, S]: whether a query sees a key
+    """
+
+    form: Rectangle
     queries: Tensor | None
     keys: Tensor | None
-    length: int
-    page: int
     mask: Tensor | None
-    causal: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +75,48 @@ class Plan:
     - ``cos`` [T, 1, D]: cosines, of both halves; ``sin``: sines, negative in the first half
     - ``slots`` [T]: where in the storage a token's key and value go
     - ``places`` [T]: finds each token among the results of all parts (None: in their order)
+    - ``stored``: keys and values of each layer, [pages, room, K, D] (None: there is no cache)
     """
 
     ids: Tensor
     cos: Tensor
     sin: Tensor
     slots: Tensor
-    parts: tuple[Part, ...]
-    places: Tensor | None
     wanted: Tensor
-    cache: TorchCache | None
+    places: Tensor | None
+    parts: tuple[Part, ...]
+    stored: Sequence[tuple[Tensor, Tensor]] | None
+
+
+def flatten(
+    batch: Batch, cache: TorchCache | None, *, few_forms: bool = False
+) -> tuple[Form, NDArray[np.int64]]:
+    """The form of a batch, and its numbers in the order in which ``Planner.read`` does so.
+
+    ``cache`` has room for the batch. With ``few_forms`` batches that differ in the number of keys
+    have the same form, but for powers of two: what is too much is masked.
+    """
+    room = None if cache is None or cache.layout.paged else cache.room
+    fit = (lambda n: _power_of_two(n, room)) if few_forms else None
+    groups = groups_of(batch, cached=cache is not None, fit_keys=fit)
+    slots = batch.slots if cache is None else cache.places(batch.slots)
+    arrays = [batch.ids, batch.positions, slots, batch.wanted]
+    if groups.places is not None:
+        arrays.append(groups.places)
+    whole = groups.places is None and len(groups.parts) == 1
+    parts = []
+    for group in groups.parts:
+        part = _rectangle(group, cache, whole=whole, few_forms=few_forms)
+        if not part.whole:
+            arrays.append(group.queries)
+        if part.page is None:
+            arrays.append(group.keys if cache is None else cache.places(group.keys))
+        if part.masked:
+            arrays += [group.query_positions, group.key_positions]
+        parts.append(part)
+    form = Form(len(batch), len(batch.wanted), tuple(parts), groups.places is not None)
+    # torch indexes with int64
+    return form, np.concatenate([array.reshape(-1) for array in arrays], dtype=np.int64)
 
 
 class Planner:
@@ -64,101 +124,86 @@ class Planner:
 
     def __init__(self, config: Config, device: torch.device, angles: torch.dtype) -> None:
         self._config = config
-        self._device = device
         self._angles = torch.empty((0, 2, config.head_dim), dtype=angles, device=device)
 
     def plan(self, batch: Batch, cache: TorchCache | None) -> Plan:
-        """What ``batch`` needs; ``cache`` has room for it."""
-        packed = _Packed()
-        groups = groups_of(batch, cached=cache is not None)
-        slots = packed.add(batch.slots if cache is None else cache.places(batch.slots))
-        ids, wanted = packed.add(batch.ids), packed.add(batch.wanted)
-        positions = packed.add(batch.positions)
-        whole = groups.places is None and len(groups.parts) == 1
-        places = None if groups.places is None else packed.add(groups.places)
-        drafts = [_Draft(group, cache, packed, whole=whole) for group in groups.parts]
-        numbers = packed.send(self._device)
-        angles = self._table(int(batch.positions.max()) + 1)[numbers[positions]]
+        """What a batch needs; ``cache`` has room for it."""
+        form, numbers = flatten(batch, cache)
+        self.reserve(int(batch.positions.max()) + 1)
+        return self.read(form, torch.from_numpy(numbers).to(self._angles.device), cache)
+
+    def read(self, form: Form, numbers: Tensor, cache: TorchCache | None) -> Plan:
+        """Read the ``numbers`` of a batch, on the device; angles for it are there."""
+        read = _Reader(numbers)
+        ids, positions, slots = (read.next(form.tokens) for _ in range(3))
+        wanted = read.next(form.wanted)
+        angles = self._angles[positions]
         return Plan(
-            ids=numbers[ids],
+            ids=ids,
             cos=angles[:, :1],
             sin=angles[:, 1:],
-            slots=numbers[slots],
-            parts=tuple(draft.part(numbers) for draft in drafts),
-            places=None if places is None else numbers[places],
-            wanted=numbers[wanted],
-            cache=cache,
+            slots=slots,
+            wanted=wanted,
+            places=read.next(form.tokens) if form.placed else None,
+            parts=tuple(read.part(part) for part in form.parts),
+            stored=None if cache is None else cache.stored,
         )
 
-    def _table(self, length: int) -> Tensor:
-        """Cosines and signed sines of positions from 0 to ``length`` and more, [≥ length, 2, D]."""
-        if length > len(self._angles):
-            positions = np.arange(max(length, 2 * len(self._angles), 512))
-            cos, sin = (torch.from_numpy(table) for table in rotary_tables(self._config, positions))
-            both = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)
-            self._angles = both.to(self._angles)
-        return self._angles
+    def reserve(self, length: int) -> None:
+        """Have angles for positions below ``length``: cosines, signed sines [≥ length, 2, D]."""
+        if length <= len(self._angles):
+            return
+        positions = np.arange(max(length, 2 * len(self._angles), 512))
+        cos, sin = (torch.from_numpy(table) for table in rotary_tables(self._config, positions))
+        both = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)
+        self._angles = both.to(self._angles)
 
 
-class _Packed:
-    """Arrays of integers, laid end to end so that one copy brings all of them to a device."""
+class _Reader:
+    """Reads numbers in their order."""
 
-    def __init__(self) -> None:
-        self._arrays: list[NDArray[np.int32]] = []
-        self._size = 0
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers
+        self._read = 0
 
-    def add(self, array: NDArray[np.int32]) -> slice:
-        """Take an array, of any shape; returns where its numbers will be."""
-        start = self._size
-        self._arrays.append(array.reshape(-1))
-        self._size += array.size
-        return slice(start, self._size)
+    def next(self, count: int) -> Tensor:
+        """The next ``count`` numbers."""
+        start, self._read = self._read, self._read + count
+        return self._numbers[start : self._read]
 
-    def send(self, device: torch.device) -> Tensor:
-        """All numbers, int64, since that is what torch indexes with."""
-        numbers = np.concatenate(self._arrays, dtype=np.int64)
-        return torch.from_numpy(numbers).to(device, non_blocking=True)
-
-
-class _Draft:
-    """A part whose integers are on the way to the device."""
-
-    def __init__(
-        self, group: Group, cache: TorchCache | None, packed: _Packed, *, whole: bool
-    ) -> None:
-        self._group = group
-        self._queries = None if whole else packed.add(group.queries)
-        if cache is None:
-            keys, self._page = group.keys, 0 if whole and len(group.keys) == 1 else None
-        else:
-            keys, self._page = cache.places(group.keys), _first_page(group)
-        self._keys = packed.add(keys) if self._page is None else None
-        self._masks = None
-        if not (group.causal or group.full):
-            self._masks = packed.add(group.query_positions), packed.add(group.key_positions)
-
-    def part(self, numbers: Tensor) -> Part:
-        count, queries = self._group.queries.shape
-        length = self._group.keys.shape[1]
+    def part(self, form: Rectangle) -> Part:
+        """The next part."""
+        n, q, s = form.count, form.queries, form.keys
+        queries = None if form.whole else self.next(n * q)
+        keys = self.next(n * s) if form.page is None else None
         mask = None
-        if self._masks is not None:
-            query, key = (numbers[place] for place in self._masks)
-            mask = key.view(count, 1, 1, length) <= query.view(count, 1, queries, 1)
-        return Part(
-            count=count,
-            queries=None if self._queries is None else numbers[self._queries],
-            keys=None if self._keys is None else numbers[self._keys],
-            length=length,
-            page=self._page or 0,
-            mask=mask,
-            causal=self._group.causal,
-        )
+        if form.masked:
+            query = self.next(n * q).view(n, 1, q, 1)
+            mask = self.next(n * s).view(n, 1, 1, s) <= query
+        return Part(form, queries, keys, mask)
 
 
-def _first_page(group: Group) -> int | None:
-    """The first of the pages that hold a group's keys, if these lie one after the other."""
-    if group.pages is None:
-        return None
-    first: int = group.pages.item(0)
-    following = np.array_equal(group.pages, np.arange(first, first + len(group.pages)))
-    return first if following else None
+def _rectangle(
+    group: Group, cache: TorchCache | None, *, whole: bool, few_forms: bool
+) -> Rectangle:
+    count, queries = group.queries.shape
+    masked = few_forms or not (group.causal or group.full)
+    if cache is None:
+        page = 0 if whole and count == 1 else None
+    elif group.pages is None or (few_forms and cache.layout.paged):
+        page = None
+    else:
+        page = _first(group.pages.tolist())
+    causal = group.causal and not masked
+    return Rectangle(count, queries, group.keys.shape[1], whole, page, masked, causal)
+
+
+def _power_of_two(n: int, most: int | None) -> int:
+    rounded = 1 << (n - 1).bit_length()
+    return rounded if most is None else min(rounded, most)
+
+
+def _first(pages: Sequence[int]) -> int | None:
+    """The first of some pages, if they lie one after the other."""
+    first = pages[0]
+    return first if pages == list(range(first, first + len(pages))) else None

@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from smollm2.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, state_of
+from smollm2.checkpoint import Checkpoint, load_checkpoint, state_of
 from smollm2.errors import CheckpointError, InputError
+from smollm2.export import huggingface, save_checkpoint
 from smollm2.quantize import as_float32
 from smollm2.state import State
 from smollm2.template import ChatTemplate
@@ -71,14 +72,12 @@ def test_transformers_loads_it(tmp_path: Path, tied: bool) -> None:
         assert torch.equal(model(ids).logits, reference(ids).logits)
 
 
-def test_quantized_weights_need_a_dtype(tmp_path: Path) -> None:
+def test_quantized_weights_become_float32(tmp_path: Path) -> None:
+    """Which loses nothing; other dtypes are rounded to when they are asked for."""
     config = tiny_config()
     path = write_gguf(tmp_path / "a.gguf", config, random_weights(config), "Q8_0")
     checkpoint = load_checkpoint(path)
-    with pytest.raises(InputError, match=r"the weights are F32 and Q8_0, .*: give dtype"):
-        save_checkpoint(checkpoint, tmp_path / "a")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
-    save_checkpoint(checkpoint, tmp_path / "a", dtype="float32")
+    save_checkpoint(checkpoint, tmp_path / "a")
     again = load_checkpoint(tmp_path / "a")
     assert again.config.dtype == "float32"
     assert same(state_of(again.weights), state_of(checkpoint.weights))
@@ -91,8 +90,8 @@ def test_a_folder_with_content_is_left_alone(checkpoint: Checkpoint, tmp_path: P
     folder = tmp_path / "full"
     folder.mkdir()
     (folder / "mine").write_text("mine", encoding="utf-8")
-    for place in (folder, folder / "mine"):
-        with pytest.raises(InputError, match="not an empty folder"):
+    for place, why in ((folder, "is not an empty folder"), (folder / "mine", "is not a folder")):
+        with pytest.raises(InputError, match=f"exists and {why}: give a new one"):
             save_checkpoint(checkpoint, place)
     assert [path.name for path in folder.iterdir()] == ["mine"]
     (tmp_path / "empty").mkdir()
@@ -108,7 +107,7 @@ def test_a_failure_leaves_nothing(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(State, "save", fail)
+    monkeypatch.setattr(huggingface, "stream_safetensors", fail)
     before = set(tmp_path.iterdir())
     with pytest.raises(OSError, match="No space left"):
         save_checkpoint(checkpoint, tmp_path / "copy")

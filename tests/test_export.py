@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import smollm2
-from smollm2.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, state_of
+from smollm2.checkpoint import Checkpoint, load_checkpoint, state_of
 from smollm2.errors import CheckpointError, FormatError, InputError
-from smollm2.export import export_smol
+from smollm2.export import export_smol, save_checkpoint
 from smollm2.formats.smol import SmolTensor, open_smol, write_smol
 from smollm2.kinds import QUANTS
 from smollm2.packing import Packed

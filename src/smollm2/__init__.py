@@ -23,7 +23,7 @@ from smollm2._version import __version__
 
 if TYPE_CHECKING:
     from smollm2.chat import ChatSession
-    from smollm2.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+    from smollm2.checkpoint import Checkpoint, load_checkpoint
     from smollm2.config import Config
     from smollm2.errors import (
         ContextLengthError,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         ModelNotFoundError,
         SmolLM2Error,
     )
+    from smollm2.export import save_checkpoint
     from smollm2.generate import SmolLM2, load
     from smollm2.prepared import pull, verify
     from smollm2.registry import list_models
@@ -64,7 +65,7 @@ _HOMES = {
     "load": "generate",
     "load_checkpoint": "checkpoint",
     "pull": "prepared",
-    "save_checkpoint": "checkpoint",
+    "save_checkpoint": "export",
     "verify": "prepared",
 }
 

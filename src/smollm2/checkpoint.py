@@ -12,9 +12,7 @@ would be nothing to compute with.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from smollm2 import llama_gguf
+from smollm2.bindings import Bindings, Given
 from smollm2.config import Config
 from smollm2.errors import CheckpointError, InputError
-from smollm2.files import atomic_write, json_bytes, temporary_name
+from smollm2.files import json_bytes
 from smollm2.formats.tensorfile import TensorEntry
-from smollm2.opening import CONFIG, GENERATION_CONFIG, SINGLE, Opened, Source, open_files, open_path
+from smollm2.opening import CONFIG, GENERATION_CONFIG, Opened, Source, open_files, open_path
 from smollm2.quantize import Weight
 from smollm2.state import LoadReport, Mismatch, NameMapping, State
 from smollm2.template import ChatTemplate
@@ -34,7 +33,6 @@ from smollm2.tokenizer import Tokenizer
 from smollm2.weights import EMBEDDING, HEAD, Weights
 
 _FLOATS = ("F64", "F32", "BF16", "F16")
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 _CHUNK = 2**24
 """Bytes compared at a time."""
@@ -58,18 +56,31 @@ def load_checkpoint(
     *,
     strict: bool = True,
     mapping: NameMapping | None = None,
+    bindings: Given | None = None,
     verify: bool = False,
 ) -> Checkpoint:
     """Load a Hugging Face folder, a .gguf or .smol file, or a folder that holds just one.
 
-    ``mapping`` renames the file's tensors first. Nothing is read of any tensor before the config
-    and the names, shapes and dtypes of all of them have been found to fit; but ``verify`` compares
-    the checksums of a .smol file's.
+    ``mapping`` renames the file's tensors first. ``bindings``, a mapping or the path of a JSON
+    file, say instead which tensor each weight is: ``{canonical name: tensor}``. Where they bind
+    the head and the token embedding to one tensor, the head is tied, whatever the config says.
+
+    Nothing is read of any tensor before the config and the names, shapes and dtypes of all of
+    them have been found to fit; but ``verify`` compares the checksums of a .smol file's.
 
     Raises ``ModelNotFoundError``, ``FormatError`` for a broken file, ``ConfigError``,
-    ``CheckpointError`` (one, with all that does not fit), ``TokenizerError``, ``TemplateError``.
+    ``CheckpointError`` (one, with all that does not fit), ``TokenizerError``, ``TemplateError``,
+    and ``InputError`` for wrong bindings.
     """
-    return _load(open_path(Path(path), verify=verify), strict=strict, mapping=mapping)
+    if bindings is None:
+        return _load(open_path(Path(path), verify=verify), strict=strict, mapping=mapping)
+    if mapping is not None:
+        raise InputError("mapping and bindings both say what tensors are: give one of them")
+    bound = Bindings.read(bindings)
+    opened = open_path(Path(path), verify=verify)
+    if bound.tie:
+        opened = replace(opened, config=replace(opened.config, tie_word_embeddings=True))
+    return _load(opened, strict=strict, mapping=bound.mapping(opened.config, opened.sources))
 
 
 def load_files(config: Path, tokenizer: Path, weights: Path) -> Checkpoint:
@@ -108,37 +119,6 @@ def _load(opened: Opened, *, strict: bool, mapping: NameMapping | None) -> Check
 def state_of(weights: Weights[Weight]) -> State:
     """Name weights: in file order, the tied tensor once."""
     return State(weights.items())
-
-
-def save_checkpoint(
-    checkpoint: Checkpoint, folder: Path | str, *, dtype: str | None = None
-) -> None:
-    """Write a Hugging Face folder that transformers and ``load_checkpoint`` read.
-
-    The folder must not exist or be empty; it appears once all of it is written. Files of the
-    tokenizer are written as they were. ``dtype`` ("float32", "bfloat16", "float16") converts the
-    weights, which quantized ones need.
-
-    Raises ``InputError`` for a folder with content and for weights that are not all of one of
-    these dtypes, ``CheckpointError`` for weights that do not fit the config, and ``OSError``.
-    """
-    state = state_of(checkpoint.weights)
-    if {spec.name: spec.shape for spec in state.descriptor} != checkpoint.config.shapes:
-        raise CheckpointError("the weights have other names or shapes than the config asks for")
-    if dtype is not None:
-        state = state.dequantize(dtype)
-    kinds = sorted({spec.kind for spec in state.descriptor})
-    if len(kinds) > 1 or kinds[0] not in _DTYPES:
-        raise InputError(
-            f"the weights are {' and '.join(kinds)}, but a folder has one of {', '.join(_DTYPES)}: "
-            "give dtype to convert them"
-        )
-    checkpoint = replace(checkpoint, config=replace(checkpoint.config, dtype=_DTYPES[kinds[0]]))
-    with _new_folder(Path(folder).resolve()) as temporary:
-        for name, data in side_files(checkpoint).items():
-            with atomic_write(temporary / name) as file:
-                file.write(data)
-        state.save(temporary / SINGLE)
 
 
 def side_files(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -252,21 +232,3 @@ def _tokenizer(opened: Opened) -> Tokenizer | None:
             f"{opened.config.vocab_size}"
         )
     return tokenizer
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder that gets its name when the body ends, and is deleted if it raises."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder}: exists and is not an empty folder: give a new one")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(temporary_name())
-    temporary.mkdir()
-    try:
-        yield temporary
-        if folder.exists():
-            folder.rmdir()
-        temporary.replace(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise

@@ -12,6 +12,7 @@ import numpy as np
 
 from smollm2 import prepared, registry
 from smollm2.backends import BackendOptions, default_backend, get_backend
+from smollm2.bindings import Given
 from smollm2.causal_lm import CausalLM
 from smollm2.chat import ChatSession
 from smollm2.checkpoint import Checkpoint, load_checkpoint
@@ -36,6 +37,7 @@ def load(
     *,
     backend: str | None = None,
     strict: bool = True,
+    bindings: Given | None = None,
     offline: bool | None = None,
     progress: registry.Progress | None = None,
     **options: Unpack[BackendOptions],
@@ -46,7 +48,7 @@ def load(
     folder with a Hugging Face checkpoint, or a ``.gguf`` or ``.smol`` file. A name that is not on
     this machine yet is pulled first, unless ``offline``; ``progress`` is told of it (by default a
     terminal shows it). ``strict=False`` tolerates tensors that the model does not have, and
-    mixed dtypes.
+    mixed dtypes; ``bindings`` say which of them is which weight, as for ``load_checkpoint``.
 
     ``backend`` computes: ``"native"`` with the kernels of this CPU, ``"numpy"`` in float32; by
     default native, or NumPy with a warning where the extension is missing. Native has these
@@ -64,11 +66,11 @@ def load(
     backend = backend or default_backend()
     chosen = get_backend(backend)
     progress = progress or registry.LineProgress()
-    if backend == "native" and options.get("quant") is None:
+    if backend == "native" and options.get("quant") is None and bindings is None:
         checkpoint = prepared.open_model(name, strict=strict, offline=offline, progress=progress)
     else:
         path = registry.resolve(name, offline=offline, progress=progress)
-        checkpoint = load_checkpoint(path, strict=strict)
+        checkpoint = load_checkpoint(path, strict=strict, bindings=bindings)
     weights = checkpoint.weights
     quant = options.get("quant") or default_quant(weight for _, weight in weights.items())
     if backend == "native" and rounded_to(dict(weights.items()), quant):

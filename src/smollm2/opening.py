@@ -125,6 +125,8 @@ def _open_file(path: Path, *, verify: bool) -> Opened:
             start = file.read(8)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
+    if start[:4] == b"GGUF":
+        return _open_gguf(path)
     if start[:4] == MAGIC or path.suffix == ".smol":
         old = start[:4] == MAGIC and int.from_bytes(start[4:], "little") < VERSION
         return (_open_dart if old else _open_smol)(path, verify=verify)

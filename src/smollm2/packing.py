@@ -296,34 +296,28 @@ def _lines(values: NDArray[Any]) -> Bytes:
 def _unpack_tiles(tiles: Bytes, kind: str) -> Floats:
     """Return the values of some whole tiles, [16 · tiles, padded columns]."""
     count = len(tiles)
+    if kind not in ("f32", "bf16"):
+        return groups_of_tiles(tiles, kind).values(kind).reshape(count * TILE_ROWS, -1)
     lines = np.ascontiguousarray(tiles).reshape(count, -1, _LINES[kind], 64)
     if kind == "f32":
         return _rows(lines.view("<f4"))
-    if kind == "bf16":
-        pairs = lines.view(DENSE_DTYPES["BF16"]).reshape(count, -1, BLOCK // 2, TILE_ROWS, 2)
-        return _rows(pairs.swapaxes(3, 4).astype(np.float32))
+    pairs = lines.view(DENSE_DTYPES["BF16"]).reshape(count, -1, BLOCK // 2, TILE_ROWS, 2)
+    return _rows(pairs.swapaxes(3, 4).astype(np.float32))
+
+
+def groups_of_tiles(tiles: Bytes, kind: str) -> Groups:
+    """Return the groups of some whole tiles, row by row, those of padding included."""
+    count = len(tiles)
+    lines = np.ascontiguousarray(tiles).reshape(count, -1, _LINES[kind], 64)
+    first = {"q16": 32, "q8": 16}.get(kind, 8)
     if kind == "q16":
-        q = _rows(np.ascontiguousarray(lines[:, :, :32]).view("<i2"))
-        return _scaled(q, lines, 32, kind)
-    if kind == "q8":
-        quads = lines[:, :, :16].astype(np.int16) - 128
+        q = _rows(np.ascontiguousarray(lines[:, :, :first]).view("<i2"))
     else:
-        both = lines[:, :, :8]
-        quads = np.stack([both & 15, both >> 4], axis=3).astype(np.int16)
-    quads = quads.reshape(count, -1, 16, TILE_ROWS, 4)
-    return _scaled(_rows(quads.swapaxes(3, 4)), lines, 16 if kind == "q8" else 8, kind)
-
-
-def _rows(values: NDArray[Any]) -> NDArray[Any]:
-    """Return [tiles, blocks, …, 16 rows], columns in order, as [16 · tiles, padded columns]."""
-    count, blocks = values.shape[:2]
-    by_row = values.reshape(count, blocks, BLOCK, TILE_ROWS).transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(by_row).reshape(count * TILE_ROWS, -1)
-
-
-def _scaled(q: NDArray[Any], lines: Bytes, first: int, kind: str) -> Floats:
-    """Multiply by the scales, which begin at line ``first``."""
-    count = len(lines)
+        stored = lines[:, :, :first]
+        if kind != "q8":
+            stored = np.stack([stored & 15, stored >> 4], axis=3)
+        quads = stored.reshape(count, -1, 16, TILE_ROWS, 4).swapaxes(3, 4)
+        q = _rows(quads.astype(np.int16) - (128 if kind == "q8" else 0))
 
     def halves(line: int) -> NDArray[np.float16]:
         pairs = np.ascontiguousarray(lines[:, :, line]).view("<f2").reshape(count, -1, 2, TILE_ROWS)
@@ -331,5 +325,11 @@ def _scaled(q: NDArray[Any], lines: Bytes, first: int, kind: str) -> Floats:
 
     scale = halves(first)
     minimum = halves(first + 1) if kind == "q4m" else np.zeros_like(scale)
-    values = Groups(q.reshape(-1, GROUP).astype(np.int16), scale, minimum).values(kind)
-    return values.reshape(q.shape)
+    return Groups(q.reshape(-1, GROUP).astype(np.int16), scale, minimum)
+
+
+def _rows(values: NDArray[Any]) -> NDArray[Any]:
+    """Return [tiles, blocks, …, 16 rows], columns in order, as [16 · tiles, padded columns]."""
+    count, blocks = values.shape[:2]
+    by_row = values.reshape(count, blocks, BLOCK, TILE_ROWS).transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(by_row).reshape(count * TILE_ROWS, -1)

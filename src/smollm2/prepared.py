@@ -20,7 +20,7 @@ from smollm2.registry import FileCheck, Progress, PulledModel, SilentProgress, s
 
 if TYPE_CHECKING:
     from smollm2.checkpoint import Checkpoint
-    from smollm2.formats.smol import SmolTensor
+    from smollm2.export import Tensor
     from smollm2.registry.manifest import Manifest
 
 FILE = "model.smol"
@@ -171,7 +171,7 @@ def _make(source: Path, target: Path, progress: Progress) -> None:
     store.check_space(target.parent, size)
     progress.start(FILE, size, "preparing")
 
-    def advance(tensor: SmolTensor, number: int, count: int) -> None:
+    def advance(tensor: Tensor, number: int, count: int) -> None:
         progress.advance(tensor.nbytes)
 
     try:

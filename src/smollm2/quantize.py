@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from smollm2.errors import InputError
 from smollm2.formats.gguf import GROUPS
-from smollm2.formats.tensorfile import kind_of_dtype
+from smollm2.formats.tensorfile import DENSE_DTYPES, kind_of_dtype
 from smollm2.packing import PACKABLE, WITHOUT_LOSS, Packed, fits_bf16, pack, row_bytes
 
 Bytes = NDArray[np.uint8]
@@ -150,6 +150,22 @@ def as_float32(weight: Weight) -> Floats:
     if weight.dtype == np.float32:
         return weight
     return np.ascontiguousarray(weight, dtype=np.float32).reshape(weight.shape)
+
+
+def as_dense(weight: Weight, kind: str) -> NDArray[Any]:
+    """The weight's values as F32, BF16 or F16, rounded to nearest even; not copied if they are.
+
+    Raises ``InputError`` for finite values that the kind has no room for.
+    """
+    dtype = DENSE_DTYPES[kind]
+    if isinstance(weight, np.ndarray) and weight.dtype == dtype:
+        return weight
+    values = as_float32(weight)
+    with np.errstate(over="ignore", invalid="ignore"):
+        dense = values.astype(dtype, copy=False)
+    if kind != "F32" and np.isinf(dense).sum() > np.isinf(values).sum():
+        raise InputError(f"weights of up to {np.abs(values).max():.3g} are too large for {kind}")
+    return dense
 
 
 def kind_without_loss(weight: Weight) -> str | None:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from smollm2.errors import CheckpointError, InputError
 from smollm2.formats.safetensors import open_safetensors, write_safetensors
-from smollm2.formats.tensorfile import DENSE_DTYPES
-from smollm2.quantize import Scaled, Weight, as_float32, kind_of
+from smollm2.quantize import Scaled, Weight, as_dense, kind_of
 
 _MAX_LISTED = 20
 _KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -72,14 +71,12 @@ class State(Mapping[str, Weight]):
     def dequantize(self, dtype: str = "float32") -> State:
         """Make dense arrays of one dtype of all weights: "float32", "bfloat16" or "float16".
 
-        Weights that are so already are not copied.
+        Weights that are so already are not copied. Raises ``InputError`` for a dtype that is none
+        of these, and for values that it has no room for.
         """
         if dtype not in _KINDS:
             raise InputError(f"dtype is {dtype!r}: it must be one of {', '.join(_KINDS)}")
-        return State(
-            (name, as_float32(weight).astype(DENSE_DTYPES[_KINDS[dtype]], copy=False))
-            for name, weight in self.items()
-        )
+        return State((name, as_dense(weight, _KINDS[dtype])) for name, weight in self.items())
 
     def save(self, path: Path) -> None:
         """Write one safetensors file, atomically.

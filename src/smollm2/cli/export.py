@@ -1,21 +1,22 @@
-"""``smollm2 export``: write a model as one file in another format."""
+"""``smollm2 export``: write a model in another format."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from smollm2.cli import options
 from smollm2.cli.loading import open_checkpoint, size_text
+from smollm2.cli.targets import Asked, target_of
 from smollm2.cli.terminal import Terminal
 from smollm2.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from smollm2.checkpoint import Checkpoint
-    from smollm2.export import Exported
-    from smollm2.formats.smol import SmolTensor
+    from smollm2.export import Exported, Tensor
 
 Paths = Annotated[
     list[str],
@@ -30,63 +31,88 @@ Calibration = Annotated[
     typer.Option(
         "--calibration",
         metavar="FILE",
-        help="Text that q8 and q4 are fitted to.  [default: the package's own]",
+        help="Text that smol's q8 and q4 fit.  [default: the package's own]",
     ),
 ]
+ShardSize = Annotated[
+    str | None,
+    typer.Option(
+        "--shard-size",
+        metavar="SIZE",
+        help="Largest weights file of huggingface.  [default: 5GB]",
+    ),
+]
+
+_SIZE = re.compile(r"(?P<count>\d{1,15}) ?(?P<unit>[KMGT]?B)", re.IGNORECASE)
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def export(
     paths: Paths,
     to: Annotated[
-        Literal["smol"], typer.Option("--to", metavar="smol", help="The format to write.")
+        str, typer.Option("--to", metavar="FORMAT", help="smol, gguf or huggingface.")
     ] = "smol",
     quant: Annotated[
-        Literal["f32", "bf16", "q16", "q8", "q4", "q4m"] | None,
+        str | None,
         typer.Option(
             "--quant",
-            metavar="q8|q4|q4m|q16|bf16|f32",
+            metavar="KIND",
             help="Kind of the matrices.  [default: whatever loses nothing]",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="OUT", help="The file to write.")
+        Path | None, typer.Option("-o", "--out", metavar="OUT", help="What to write.")
     ] = None,
     calibration: Calibration = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    shard_size: ShardSize = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what exists.")] = False,
     offline: options.Offline = False,
     no_color: options.NoColor = False,
 ) -> None:
-    """Write a model as one file that is mapped, not read.
+    """Write a model in another format.
 
-    The path of the file goes to stdout, all else to stderr. Without a name for it, the file goes
-    to the working folder.
+    It is one file or, for transformers, a folder. Its path goes to stdout, all else to stderr.
+    Without a name for it, it goes to the working folder.
 
-    Example: smollm2 export smollm2-135m-instruct --quant q8 -o model.smol
+    smol, which is mapped and not read, is q8, q4, q4m, q16, bf16 or f32; gguf, for llama.cpp, is
+    q8_0, q4_0, q4_1, f16, bf16 or f32; huggingface is f16, bf16 or f32.
+
+    Example: smollm2 export smollm2-135m-instruct --to gguf --quant q8_0
     """
     terminal = Terminal(no_color=no_color)
-    given, target = _split(paths, out)
-    path = target or Path(f"{_stem(given[0])}{f'-{quant}' if quant else ''}.{to}")
-    from smollm2.export import check_free, export_smol
-
-    check_free(path, force=force)
+    given, path = _split(paths, out)
+    target = target_of(to, quant, {"--calibration": calibration, "--shard-size": shard_size})
+    stem = _stem(given[0])
+    path = path or Path(f"{stem}{f'-{quant}' if quant else ''}{target.ending}")
+    target.check(path, force)
     text = None if calibration is None else _calibration(calibration, quant)
+    limit = None if shard_size is None else _bytes(shard_size)
     checkpoint = _load(given, terminal, offline=offline)
     with terminal.status() as say:
 
-        def show(tensor: SmolTensor, number: int, count: int) -> None:
-            say(f"{number}/{count} {tensor.name} {tensor.kind}")
+        def show(tensor: Tensor, number: int, count: int) -> None:
+            say(f"{number}/{count} {tensor.name} {tensor.kind.lower()}")
 
-        exported = export_smol(
-            checkpoint,
-            path,
+        asked = Asked(
+            name=stem,
             quant=quant,
             force=force,
             calibration=text,
+            shard_size=limit,
             progress=show,
             say=say,
         )
+        exported = target.write(checkpoint, path, asked)
     _summarize(exported, terminal)
     terminal.line(str(path))
+
+
+def _bytes(size: str) -> int:
+    """A size with a decimal unit, ``5GB``, in bytes."""
+    match = _SIZE.fullmatch(size)
+    if match is None or not int(match["count"]):
+        raise UsageError(f"--shard-size is {size!r:.80}: give a size such as 500MB or 5GB")
+    return int(match["count"]) * _UNITS[match["unit"].upper()]
 
 
 def _calibration(path: Path, quant: str | None) -> str:
@@ -101,7 +127,7 @@ def _calibration(path: Path, quant: str | None) -> str:
 
 
 def _split(paths: list[str], out: Path | None) -> tuple[list[str], Path | None]:
-    """What is exported (one path, or three), and the file to write."""
+    """What is exported (one path, or three), and the path to write."""
     count = len(paths) + (out is not None)
     if len(paths) > 4 or count not in (1, 2, 4):
         raise UsageError(
@@ -130,8 +156,8 @@ def _load(given: list[str], terminal: Terminal, *, offline: bool) -> Checkpoint:
 def _summarize(exported: Exported, terminal: Terminal) -> None:
     for kind in exported.kinds:
         terminal.note(
-            f"{kind.kind:>4}: {kind.tensors} tensors, {kind.bits_per_weight:.2f} bits per weight, "
-            f"{size_text(kind.nbytes)}"
+            f"{kind.kind.lower():>4}: {kind.tensors} tensors, "
+            f"{kind.bits_per_weight:.2f} bits per weight, {size_text(kind.nbytes)}"
         )
     for remark in exported.remarks:
         terminal.note(remark)

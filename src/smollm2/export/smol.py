@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from smollm2.checkpoint import Checkpoint, side_files, state_of
 from smollm2.errors import CheckpointError, InputError
+from smollm2.export.exported import Exported, Progress, check_free, kind_sizes
 from smollm2.extension import cores
 from smollm2.formats.smol import (
     TILE_ROWS,
@@ -27,40 +27,6 @@ from smollm2.smoothing import easier_to_round
 from smollm2.stacks import Stack, stacks
 from smollm2.state import State
 from smollm2.tokenizer import COMPACT, compact_form
-
-"""Kinds that matrices can be exported as."""
-
-Progress = Callable[[SmolTensor, int, int], object]
-"""Told of each tensor before it is packed: which, its number from 1 on, of how many."""
-
-
-@dataclass(frozen=True, slots=True)
-class KindSize:
-    """What the tensors of one kind take: how many, their values, and bytes with all padding."""
-
-    kind: str
-    tensors: int
-    weights: int
-    nbytes: int
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits stored for each value, scales and padding included."""
-        return 8 * self.nbytes / self.weights
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """A file that was written: size in bytes, seconds it took, and what its tensors take.
-
-    ``remarks`` say what was not held without loss though no quant was asked for.
-    """
-
-    path: Path
-    nbytes: int
-    seconds: float
-    kinds: tuple[KindSize, ...]
-    remarks: tuple[str, ...]
 
 
 def export_smol(
@@ -91,7 +57,7 @@ def export_smol(
     path = Path(path)
     if quant is not None and quant not in QUANTS:
         raise InputError(f"quant is {quant!r:.80}: it must be one of {', '.join(QUANTS)}")
-    check_free(path, force=force)
+    check_free(path, ".smol", force=force)
     remarks = () if quant is not None else _remarks(state_of(checkpoint.weights))
     checkpoint = replace(checkpoint, weights=easier_to_round(checkpoint, quant, calibration, say))
     plan = _Plan(checkpoint, quant, stacked=stacked)
@@ -109,7 +75,7 @@ def export_smol(
 
     write_smol(path, _sections(checkpoint), plan.tensors, packed)
     seconds = time.perf_counter() - began
-    return Exported(path, path.stat().st_size, seconds, plan.sizes(), remarks)
+    return Exported(path, path.stat().st_size, seconds, kind_sizes(plan.tensors), remarks)
 
 
 def _sections(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -123,18 +89,6 @@ def _sections(checkpoint: Checkpoint) -> dict[str, bytes]:
 def packed_size(checkpoint: Checkpoint, quant: str | None) -> int:
     """Return how many bytes the tensors of a .smol file take, without their padding."""
     return sum(tensor.nbytes for tensor in _Plan(checkpoint, quant, stacked=False).tensors)
-
-
-def check_free(path: Path, *, force: bool) -> None:
-    """Raise ``InputError`` where a file would be replaced that nobody said to replace."""
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder: give the name of a file")
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise InputError(f"{path}: is no regular file: give another name")
-    if path.suffix == ".gguf":
-        raise InputError(f"{path}: is the name of another format: give one that ends in .smol")
-    if path.exists() and not force:
-        raise InputError(f"{path}: exists: give another name, or --force to replace it")
 
 
 class _Plan:
@@ -168,21 +122,6 @@ class _Plan:
         for part in stack.parts:
             tiles[part.tiles] = self._single(part.name, tensor.kind)
         return tiles
-
-    def sizes(self) -> tuple[KindSize, ...]:
-        """What each kind takes, in the order in which kinds appear."""
-        by_kind: dict[str, list[SmolTensor]] = {}
-        for tensor in self.tensors:
-            by_kind.setdefault(tensor.kind, []).append(tensor)
-        return tuple(
-            KindSize(
-                kind,
-                len(tensors),
-                sum(prod(tensor.shape) for tensor in tensors),
-                sum(tensor.nbytes for tensor in tensors),
-            )
-            for kind, tensors in by_kind.items()
-        )
 
     def _single(self, name: str, kind: str) -> Bytes:
         weight = self._weights[name]

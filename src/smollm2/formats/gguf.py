@@ -46,7 +46,7 @@ GGML_TYPES: Mapping[int, str] = MappingProxyType(
 """Names of ggml's tensor types by their number; numbers that ggml gave up are left out."""
 
 _SUPPORTED = ("F32", "F16", "BF16", "F64", *GROUPS)
-_SCALARS: Mapping[int, np.dtype[Any]] = MappingProxyType(
+SCALARS: Mapping[int, np.dtype[Any]] = MappingProxyType(
     {
         0: np.dtype("u1"),
         1: np.dtype("i1"),
@@ -61,10 +61,10 @@ _SCALARS: Mapping[int, np.dtype[Any]] = MappingProxyType(
         12: np.dtype("<f8"),
     }
 )
-_STRING, _ARRAY = 8, 9
+STRING, ARRAY = 8, 9
 _KEY_LIMIT = 65_535
-_NAME_LIMIT = 64
-_MAX_DIMS = 4
+NAME_LIMIT = 64
+MAX_DIMS = 4
 _MIN_KEY_VALUE = 8 + 4 + 1
 _MIN_TENSOR_INFO = 8 + 4 + 8 + 4 + 8
 _U32 = Struct("<I")
@@ -174,22 +174,22 @@ class _Reader:
 
     def value(self, type_id: int, what: str) -> Any:
         """A metadata value of this type."""
-        if type_id == _STRING:
+        if type_id == STRING:
             return self.string(self.size, what)
-        if type_id == _ARRAY:
+        if type_id == ARRAY:
             return self._array(what)
-        if type_id not in _SCALARS:
+        if type_id not in SCALARS:
             raise self.error(f"{what} has the unknown type {type_id}")
-        return self.numbers(_SCALARS[type_id], 1, what).item()
+        return self.numbers(SCALARS[type_id], 1, what).item()
 
     def _array(self, what: str) -> Any:
         type_id = self.u32(what)
-        if type_id == _STRING:
+        if type_id == STRING:
             return self.strings(self.count(8, f"the length of {what}"), what)
-        if type_id not in _SCALARS:
-            fault = "nested arrays" if type_id == _ARRAY else f"items of the unknown type {type_id}"
+        if type_id not in SCALARS:
+            fault = "nested arrays" if type_id == ARRAY else f"items of the unknown type {type_id}"
             raise self.error(f"{what} has {fault}")
-        dtype = _SCALARS[type_id]
+        dtype = SCALARS[type_id]
         return self.numbers(dtype, self.count(dtype.itemsize, f"the length of {what}"), what)
 
 
@@ -238,13 +238,13 @@ class _TensorInfo(NamedTuple):
 def _tensor_infos(reader: _Reader, count: int) -> list[_TensorInfo]:
     infos: dict[str, _TensorInfo] = {}
     for _ in range(count):
-        name = reader.string(_NAME_LIMIT, "a tensor name")
+        name = reader.string(NAME_LIMIT, "a tensor name")
         what = f"tensor {name!r}"
         if name in infos:
             raise reader.error(f"{what} appears twice")
         dims = reader.u32(what)
-        if not 1 <= dims <= _MAX_DIMS:
-            raise reader.error(f"{what} has {dims} dimensions, not 1 to {_MAX_DIMS}")
+        if not 1 <= dims <= MAX_DIMS:
+            raise reader.error(f"{what} has {dims} dimensions, not 1 to {MAX_DIMS}")
         shape = tuple(reader.u64(what) for _ in range(dims))[::-1]
         infos[name] = _TensorInfo(name, shape, reader.u32(what), reader.u64(what))
     return list(infos.values())

@@ -11,10 +11,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from smollm2.formats.tensorfile import (
     DENSE_DTYPES,
     TensorEntry,
     TensorFile,
+    check_written,
     kind_of_dtype,
     map_bytes,
 )
@@ -102,13 +104,35 @@ def write_safetensors(
     Raises ``InputError`` for a dtype that the format lacks and for bad names or metadata.
     """
     specs = [_describe(name, tensors[name]) for name in tensors]
+    stream_safetensors(path, specs, lambda spec: tensors[spec.name], metadata)
+
+
+def stream_safetensors(
+    path: Path,
+    tensors: Iterable[TensorEntry],
+    make: Callable[[TensorEntry], NDArray[Any]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors that are made one at a time, when each is to be written.
+
+    Only what ``tensors`` say of names, kinds and shapes counts. The file is opened and compared
+    before it gets its name. Raises as ``write_safetensors`` does.
+    """
+    specs = list(tensors)
     specs.sort(key=lambda spec: (-DENSE_DTYPES[spec.kind].itemsize, spec.name))
     header = _header(specs, metadata)
     with atomic_write(path) as file:
         file.write(len(header).to_bytes(8, "little"))
         file.write(header)
-        for spec in specs:
-            file.write(_packed(tensors[spec.name], spec))
+        checksums = {spec.name: _write(file, _packed(make(spec), spec)) for spec in specs}
+        file.flush()
+        check_written(open_safetensors(Path(file.name)), checksums)
+
+
+def _write(file: BinaryIO, raw: memoryview) -> int:
+    """Write bytes; returns their checksum."""
+    file.write(raw)
+    return zlib.crc32(raw)
 
 
 def _metadata(path: Path, value: Any) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -99,6 +100,19 @@ class TensorFile:
             raise FormatError(f"{self.path}: tensor {name!r} is {entry.kind}, not a dense array")
         array = self.raw(name).view(DENSE_DTYPES[entry.kind]).reshape(entry.shape)
         return array if array.flags.aligned else array.copy()
+
+
+def check_written(file: TensorFile, checksums: Mapping[str, int]) -> None:
+    """Compare the CRC-32 of each tensor with that of the bytes that were to be written.
+
+    Raises ``FormatError`` where they differ.
+    """
+    for name in file.entries.keys() | checksums.keys():
+        if name not in file.entries or zlib.crc32(file.raw(name).data) != checksums.get(name):
+            raise FormatError(
+                f"{file.path}: tensor {name!r:.80} reads otherwise than it was written: is the "
+                "disk broken?"
+            )
 
 
 def kind_of_dtype(dtype: np.dtype[Any]) -> str | None:

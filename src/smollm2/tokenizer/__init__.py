@@ -2,6 +2,13 @@
 
 from smollm2.tokenizer.compact import COMPACT, compact_form
 from smollm2.tokenizer.stream_decoder import StreamDecoder
-from smollm2.tokenizer.tokenizer import Tokenizer, check_text
+from smollm2.tokenizer.tokenizer import FILES as TOKENIZER_FILES, Tokenizer, check_text
 
-__all__ = ["COMPACT", "StreamDecoder", "Tokenizer", "check_text", "compact_form"]
+__all__ = [
+    "COMPACT",
+    "TOKENIZER_FILES",
+    "StreamDecoder",
+    "Tokenizer",
+    "check_text",
+    "compact_form",
+]

@@ -37,7 +37,7 @@ GGUF_PRE_TOKENIZERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """``tokenizer.ggml.pre`` → what tokenizer.json says for the same split."""
 
-_CONTROL, _USER_DEFINED = 3, 4  # GGUF token types that are matched before the text is split
+CONTROL, USER_DEFINED = 3, 4  # GGUF token types that are matched before the text is split
 
 _MODEL_OPTIONS = (
     "unk_token",
@@ -97,9 +97,9 @@ def declared_by_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
         twice = next(token for index, token in enumerate(tokens) if vocab[token] != index)
         raise TokenizerError(f"tokenizer.ggml.tokens lists {twice!r} twice")
     added = [
-        added_token(tokens[index], index, special=kind == _CONTROL)
+        added_token(tokens[index], index, special=kind == CONTROL)
         for index, kind in enumerate(_token_types(metadata, len(tokens)))
-        if kind in (_CONTROL, _USER_DEFINED)
+        if kind in (CONTROL, USER_DEFINED)
     ]
     return declared(vocab, _strings(metadata, "tokenizer.ggml.merges"), added, pre)
 

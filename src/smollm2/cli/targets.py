@@ -1,0 +1,150 @@
+"""Targets of an export: for each format, what its names end in, what it takes, and who writes it.
+
+Another format is another row of ``TARGETS``. Whatever computes is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from smollm2.cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from smollm2.checkpoint import Checkpoint
+    from smollm2.export import Exported, Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What an export was asked for; ``name`` is that of the model."""
+
+    name: str
+    quant: str | None
+    force: bool
+    calibration: str | None
+    shard_size: int | None
+    progress: Progress
+    say: Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A format: ``options`` are those of the command that only some formats take.
+
+    ``check`` raises where the path cannot be written, before anything is loaded.
+    """
+
+    ending: str
+    quants: tuple[str, ...]
+    options: tuple[str, ...]
+    check: Callable[[Path, bool], None]
+    write: Callable[[Checkpoint, Path, Asked], Exported]
+
+
+def target_of(to: str, quant: str | None, options: Mapping[str, object]) -> Target:
+    """Find a format, and check what was given beside it: ``options`` by name, None if not given.
+
+    Raises ``UsageError`` in one line that says what there is.
+    """
+    if to not in TARGETS:
+        raise UsageError(f"--to is {to!r:.80}: it must be one of {', '.join(TARGETS)}")
+    target = TARGETS[to]
+    if quant is not None and quant not in target.quants:
+        takes = ", ".join(target.quants)
+        raise UsageError(f"--quant is {quant!r:.80}: --to {to} takes {takes}")
+    for option, value in options.items():
+        if value is not None and option not in target.options:
+            others = [name for name, other in TARGETS.items() if option in other.options]
+            raise UsageError(f"{option} is for --to {', '.join(others)}, not for {to}")
+    return target
+
+
+def _check_smol(path: Path, force: bool) -> None:
+    from smollm2.export import check_free
+
+    check_free(path, ".smol", force=force)
+
+
+def _smol(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
+    from smollm2.export import export_smol
+
+    return export_smol(
+        checkpoint,
+        path,
+        quant=asked.quant,
+        force=asked.force,
+        calibration=asked.calibration,
+        progress=asked.progress,
+        say=asked.say,
+    )
+
+
+def _check_gguf(path: Path, force: bool) -> None:
+    from smollm2.export import check_free
+
+    check_free(path, ".gguf", force=force)
+
+
+def _gguf(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
+    from smollm2.export import export_gguf
+
+    return export_gguf(
+        checkpoint,
+        path,
+        quant=asked.quant,
+        name=asked.name,
+        force=asked.force,
+        progress=asked.progress,
+    )
+
+
+def _check_huggingface(path: Path, force: bool) -> None:
+    from smollm2.export import check_folder
+
+    check_folder(path, force=force)
+
+
+def _huggingface(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
+    from smollm2.export import DTYPES, MAX_SHARD_SIZE, save_checkpoint
+
+    dtypes = {kind.lower(): dtype for dtype, kind in DTYPES.items()}
+    return save_checkpoint(
+        checkpoint,
+        path,
+        dtype=None if asked.quant is None else dtypes[asked.quant],
+        max_shard_size=asked.shard_size or MAX_SHARD_SIZE,
+        force=asked.force,
+        progress=asked.progress,
+    )
+
+
+TARGETS: Mapping[str, Target] = MappingProxyType(
+    {
+        "smol": Target(
+            ending=".smol",
+            quants=("q8", "q4", "q4m", "q16", "bf16", "f32"),
+            options=("--calibration",),
+            check=_check_smol,
+            write=_smol,
+        ),
+        "gguf": Target(
+            ending=".gguf",
+            quants=("q8_0", "q4_0", "q4_1", "f16", "bf16", "f32"),
+            options=(),
+            check=_check_gguf,
+            write=_gguf,
+        ),
+        "huggingface": Target(
+            ending="-hf",
+            quants=("f16", "bf16", "f32"),
+            options=("--shard-size",),
+            check=_check_huggingface,
+            write=_huggingface,
+        ),
+    }
+)
+"""Formats by their name, in the order of the help."""

@@ -15,9 +15,11 @@ from jax.sharding import AxisType
 
 from smollm2.backends.jax import losses
 from smollm2.backends.jax.inputs import inputs_of, joined
+from smollm2.backends.jax.layers import unstacked
 from smollm2.backends.jax.loading import JaxBackend
 from smollm2.backends.jax.model import JaxModel, run
 from smollm2.batch import Batch, Span
+from smollm2.config import Config
 from tests.tiny import random_weights, tiny_config
 from tests.training import packed
 
@@ -28,10 +30,8 @@ STEPS = 12
 PAGES = np.array([[3, 1]], np.int32)
 
 
-def results(config: Any, tensor_parallel: Any) -> dict[str, Any]:
-    model = JaxBackend().load(
-        config, random_weights(config, seed=3), tensor_parallel=tensor_parallel
-    )
+def results(config: Config, **options: Any) -> dict[str, Any]:
+    model = JaxBackend().load(config, random_weights(config, seed=3), **options)
     batch = packed([9, 250], vocabulary=96)
     places = jax.tree.map(lambda array: array.sharding, model.weights)
     loss = jax.jit(
@@ -39,13 +39,14 @@ def results(config: Any, tensor_parallel: Any) -> dict[str, Any]:
         out_shardings=(None, places),
     )
     compiled = loss.lower(model.weights, *batch.arrays).compile()
-    value, gradients = compiled(model.weights, *batch.arrays)
+    value, stacks = compiled(model.weights, *batch.arrays)
+    gradients = unstacked(stacks)
     found = {
         **decoded(model),
         "loss": np.asarray(value),
         "loss_text": compiled.as_text(),
         **{f"grad:{name}": np.asarray(array) for name, array in gradients.items()},
-        "split": [name for name, array in gradients.items() if _is_split(array)],
+        "split": [name for name, array in stacks.items() if _is_split(array)],
     }
     if not config.tie_word_embeddings:
         sequence = Batch.build([Span(0, 0, IDS, "all")])
@@ -95,10 +96,10 @@ def _is_split(array: jax.Array) -> bool:
 def main(path: str) -> None:
     mesh = jax.make_mesh((1, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
     runs = {
-        "one": results(CONFIG, None),
-        "two": results(CONFIG, 2),
-        "mesh": results(TIED, mesh),
-        "tied": results(TIED, 1),
+        "one": results(CONFIG),
+        "two": results(CONFIG, tensor_parallel=2),
+        "tied": results(TIED, compile="xla"),
+        "mesh": results(TIED, compile="xla", tensor_parallel=mesh),
     }
     np.savez(path, **{f"{run}/{k}": v for run, found in runs.items() for k, v in found.items()})
 

@@ -15,6 +15,7 @@ import pytest
 from smollm2.backends import get_backend
 from smollm2.batch import Batch, Span
 from smollm2.errors import InputError
+from smollm2.weights import HEAD
 from tests.conftest import REPOSITORY
 from tests.tiny import random_weights, tiny_config
 from tests.training import assert_same_gradients
@@ -86,18 +87,24 @@ def test_gradients_are_the_same(runs: Any, one: str, two: str) -> None:
 
 
 def test_matrices_caches_and_gradients_are_split(runs: Any) -> None:
-    matrices = {name for name, shape in CONFIG.shapes.items() if len(shape) == 2}
-    assert set(runs["two/split"].tolist()) == matrices
+    for run, layers in (("two", 1), ("mesh", 2)):
+        names = [name for name in CONFIG.shapes if not name.startswith("model.layers.")]
+        names += [name for name in CONFIG.shapes if name.startswith("model.layers.")][: 9 * layers]
+        matrices = {name for name in names if len(CONFIG.shapes[name]) == 2}
+        assert set(runs[f"{run}/split"].tolist()) == matrices - ({HEAD} if run == "mesh" else set())
+        assert runs[f"{run}/cache_split"]
     assert runs["one/split"].tolist() == []
-    assert runs["two/cache_split"]
     assert not runs["one/cache_split"]
 
 
-@pytest.mark.parametrize("run", ["two", "mesh"])
-def test_decode_adds_up_once_an_attention_and_once_an_mlp(runs: Any, run: str) -> None:
-    """One token of 64 values each time, and once more for its embedding; logits stay split."""
-    sums = collectives(str(runs[f"{run}/decode_text"]))
-    assert sums == [("all-reduce", (1, 64))] * (1 + 2 * CONFIG.num_hidden_layers)
+def test_decode_adds_up_once_an_attention_and_once_an_mlp(runs: Any) -> None:
+    """One token of 64 values each time, and once more for its embedding; logits stay split.
+
+    Where layers are steps of a loop there are two sums in it, else two for each layer.
+    """
+    for run, layers in (("two", 1), ("mesh", CONFIG.num_hidden_layers)):
+        sums = collectives(str(runs[f"{run}/decode_text"]))
+        assert sums == [("all-reduce", (1, 64))] * (1 + 2 * layers)
     assert collectives(str(runs["one/decode_text"])) == []
 
 

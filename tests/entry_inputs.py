@@ -23,7 +23,7 @@ SIZES = {
     "Pages": 2,
     "MaxSeq": 16,
     "Pool": 9,
-    "Steps": 3,
+    "Steps": 2,
     "MaxNew": 3,
 }
 

@@ -1,6 +1,6 @@
 """A CausalLM that shares no code with the models of the package: arithmetic on what a token sees.
 
-It is checked by mypy together with the package, and says the protocol in one page.
+It is checked by mypy together with the package, and says the protocol on one page.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from smollm2.causal_lm import NO_TARGET, CausalLM, Traffic
 from smollm2.config import Config
 from smollm2.errors import CacheError, InputError
 from smollm2.sampling import Choice, log_softmax
+from tests.fakes import ScriptedModel
 
 Floats = NDArray[np.float32]
 
@@ -54,7 +55,8 @@ class PlainModel:
         """Logits [W, V]."""
         seen = self._seen(batch, cache)
         distance = (np.arange(self.config.vocab_size) - seen[:, None]) % self.config.vocab_size
-        return -np.sqrt(distance, dtype=np.float32)
+        logits: Floats = -np.sqrt(distance, dtype=np.float32)
+        return logits
 
     def hidden(self, batch: Batch, cache: Cache | None = None) -> Floats:
         """What each wanted token sees, in all columns, [W, C]."""
@@ -108,6 +110,6 @@ class PlainModel:
         return int((ids.astype(np.int64) * distances).sum()) % self.config.vocab_size
 
 
-def causal_lm(config: Config) -> CausalLM:
-    """The model, as the interface that the package knows."""
-    return PlainModel(config)
+def fakes(config: Config) -> dict[str, CausalLM]:
+    """Models that compute nothing, as the interface that the package knows."""
+    return {"plain": PlainModel(config), "scripted": ScriptedModel({}, otherwise=7, config=config)}

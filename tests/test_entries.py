@@ -22,7 +22,7 @@ from smollm2.template import SMOLLM2_TEMPLATE, ChatTemplate
 from tests.backend_rules import CONFIG, IDS, WEIGHTS
 from tests.entry_rules import PROMPTS, TOKENS, EntryRules, packed, paged, side_by_side
 from tests.fakes import byte_tokenizer
-from tests.plain_model import causal_lm
+from tests.plain_model import PlainModel, fakes
 from tests.tiny import random_weights, tiny_config
 
 NAMES = [*ENTRIES]
@@ -58,15 +58,16 @@ class TestPlain(EntryRules):
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls) -> CausalLM:
-        return causal_lm(CONFIG)
+        return PlainModel(CONFIG)
 
     def reference(self) -> CausalLM:
-        return causal_lm(CONFIG)
+        return PlainModel(CONFIG)
 
 
-def test_any_causal_lm_generates_chats_and_scores(tmp_path: Any) -> None:
+@pytest.mark.parametrize("name", ["plain", "scripted"])
+def test_any_causal_lm_generates_chats_and_scores(name: str, tmp_path: Any) -> None:
     """Feature row 155: the whole package on a model that only keeps to the interface."""
-    lm = causal_lm(tiny_config(vocab_size=260))
+    lm = fakes(tiny_config(vocab_size=260))[name]
     template = ChatTemplate(SMOLLM2_TEMPLATE)
     model = SmolLM2(lm, tokenizer=byte_tokenizer(tmp_path), template=template)
     g = model.generate("Hi", max_tokens=5, ignore_eos=True)
@@ -154,6 +155,21 @@ def test_native_log_probs_are_those_of_its_logits(kv: str) -> None:
         np.testing.assert_array_equal(got[part], expected)
 
 
+def test_a_step_that_failed_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Feature row 151: lengths are as they were, and the retry gives what it would have given."""
+    model = PlainModel(CONFIG)
+    caches = [model.new_cache(2, 32) for _ in range(2)]
+    for cache in caches:
+        entries.prefill(model, cache, TOKENS[:2, :9])
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "_sum", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            entries.decode_rows(model, caches[0], [[1], [2]], [9, 9])
+    assert caches[0].lengths == (9, 9)
+    got, expected = [entries.decode_rows(model, one, [[1], [2]], [9, 9]) for one in caches]
+    np.testing.assert_array_equal(got, expected)
+
+
 # The table
 
 
@@ -177,7 +193,7 @@ def test_every_entry_has_a_function_and_says_its_shapes(name: str) -> None:
 
 def test_signatures_read_like_declarations() -> None:
     assert ENTRIES["prefill"].signature == (
-        "prefill(tokens [Batch, S], pos) → logits [Batch, Vocab], fixed cache"
+        "prefill(tokens [Batch, S], pos) → logits [Batch, Vocab], fixed cache [Batch, MaxSeq]"
     )
     assert ENTRIES["loss_packed"].signature.endswith("weights [P]) → loss")
     assert ENTRIES["step_packed"].symbols == ("P", "Batch", "MaxSeq")

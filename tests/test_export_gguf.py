@@ -313,6 +313,16 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "mine.gguf").read_text() == "mine"
 
 
+def test_a_tokenizer_that_gguf_cannot_say(tmp_path: Path) -> None:
+    source = folder(tmp_path / "hf")
+    declaration = (source / "tokenizer.json").read_text(encoding="utf-8")
+    changed = declaration.replace('"normalizer": null', '"normalizer": {"type": "NFC"}')
+    (source / "tokenizer.json").write_text(changed, encoding="utf-8")
+    with pytest.raises(TokenizerError, match="hf: the tokenizer has a normalizer, which GGUF"):
+        export_gguf(load_checkpoint(source), tmp_path / "x.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
 def test_weights_that_a_kind_does_not_hold(tmp_path: Path) -> None:
     config = tiny_config(vocab_size=260)
     weights = random_weights(config)

@@ -36,12 +36,13 @@ def test_the_first_screen_has_the_two_commands() -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if "smollm2 " in c])
-def test_commands(real_gguf: Path, command: str) -> None:
-    """Every command runs; the chat gets the end of input at once."""
+def test_commands(real_gguf: Path, tmp_path: Path, command: str) -> None:
+    """Every command runs, in a folder of its own; the chat gets the end of input at once."""
     run = subprocess.run(
         ["sh", "-c", command.replace("smollm2 ", f"{shlex.quote(SMOLLM2)} ", 1)]
         if "|" not in command
         else ["sh", "-c", command.replace("| smollm2 ", f"| {shlex.quote(SMOLLM2)} ")],
+        cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from typing import Any
 
-from smollm2.backends.torch import TorchBackend, TorchModel
-from tests.backend_rules import CONFIG, WEIGHTS, BackendRules
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+torch = pytest.importorskip("torch")
+
+from smollm2.backends import numpy as numpy_backend  # noqa: E402 - torch may be missing
+from smollm2.backends.torch import TorchBackend, TorchModel  # noqa: E402
+from smollm2.backends.torch.ops import TorchOps, attention, product  # noqa: E402
+from smollm2.batch import Batch, Span  # noqa: E402
+from smollm2.causal_lm import CausalLM  # noqa: E402
+from smollm2.errors import InputError  # noqa: E402
+from smollm2.model import forward  # noqa: E402
+from smollm2.quantize import Quantized  # noqa: E402
+from smollm2.sampling import Choice, Sampler, SamplingParams  # noqa: E402
+from tests.backend_rules import CONFIG, IDS, WEIGHTS, BackendRules, full, in_parts, spans  # noqa: E402
+from tests.entry_rules import EntryRules  # noqa: E402
+from tests.tiny import random_weights, tiny_config  # noqa: E402
 
 backend = TorchBackend()
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+
+TOLERANCE = {"float32": 2e-5, "float16": 0.03, "bfloat16": 0.25}
+"""How far logits of about ±3 may be from NumPy's; the root mean square, an eighth of that."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for one another would make small operations slow on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -17,3 +49,301 @@ def model() -> TorchModel:
 
 class TestRules(BackendRules):
     """What every backend keeps to."""
+
+
+class TestEntries(EntryRules):
+    """What the entries of every backend keep to."""
+
+
+def close(got: NDArray[Any], expected: NDArray[Any], dtype: str = "float32") -> None:
+    difference = np.abs(got - expected)
+    assert got.dtype == np.float32
+    assert difference.max(initial=0) < TOLERANCE[dtype]
+    assert np.sqrt((difference**2).mean()) < TOLERANCE[dtype] / 8
+
+
+# Against NumPy
+
+
+CONFIGS = {
+    "grouped heads": tiny_config(),
+    "one kv head": tiny_config(num_key_value_heads=1),
+    "as many kv heads": tiny_config(num_key_value_heads=4),
+    "untied": tiny_config(tie_word_embeddings=False),
+    "own head size": tiny_config(head_dim=24),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [*TOLERANCE])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_numbers_are_numpys(name: str, dtype: str, device: str) -> None:
+    """Without a cache, in chunks with one, and rows of several lengths decoding side by side."""
+    config = CONFIGS[name]
+    weights = random_weights(config, seed=5)
+    reference = numpy_backend.backend.load(config, weights)
+    model = backend.load(config, weights, dtype=dtype, device=device)
+    close(full(model, IDS), full(reference, IDS), dtype)
+    cache = model.new_cache(1, 200)
+    close(in_parts(model, cache, IDS[:90], [5, 1, 70, 14]), full(reference, IDS[:90]), dtype)
+    close(_rows(model), _rows(reference), dtype)
+    close(model.hidden(_packed()), reference.hidden(_packed()), dtype)
+
+
+def _packed() -> Batch:
+    return Batch.build([Span(0, 0, IDS[:40], "all"), Span(0, 3, IDS[40:47], "all")])
+
+
+def _rows(model: CausalLM) -> NDArray[np.float32]:
+    cache = model.new_cache(4, 64)
+    lengths = (9, 33, 2, 33)
+    prompts = [Span(row, 0, IDS[row : row + n]) for row, n in enumerate(lengths)]
+    logits = [model.forward(spans(cache, *prompts), cache)]
+    step = [Span(row, n, IDS[row : row + 1]) for row, n in enumerate(lengths)]
+    logits.append(model.forward(spans(cache, *step), cache))
+    equal = [Span(row, 34, IDS[row : row + 1]) for row in (1, 3)]
+    logits.append(model.forward(spans(cache, *equal), cache))
+    return np.concatenate(logits)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_pages_in_any_order(device: str) -> None:
+    model = backend.load(CONFIG, WEIGHTS, device=device)
+    table = np.array([[5, 2, 9], [7, 1, 3]], np.int32)
+    cache = model.new_paged_cache(10)
+    parts = [Span(0, 0, IDS[:100], "all"), Span(1, 0, IDS[50:120], "all")]
+    got = model.forward(Batch.build(parts, page_table=table, page_size=64), cache)
+    step = [Span(0, 100, IDS[100:101]), Span(1, 70, IDS[120:121])]
+    got = np.concatenate(
+        [got, model.forward(Batch.build(step, page_table=table, page_size=64), cache)]
+    )
+    first, second = full(model, IDS[:101]), full(model, IDS[50:121])
+    close(got, np.concatenate([first[:-1], second[:-1], first[-1:], second[-1:]]))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_the_dtype_is_that_of_the_checkpoint(dtype: Any) -> None:
+    model = backend.load(CONFIG, random_weights(CONFIG, dtype=dtype))
+    assert str(model.dtype) == f"torch.{np.dtype(dtype).name}"
+    exact = np.asarray(random_weights(CONFIG, dtype=dtype).token_embedding, np.float32)
+    np.testing.assert_array_equal(model.weights.token_embedding.float().numpy(), exact)
+    cache = model.new_cache(1, 64)
+    model.forward(spans(cache, Span(0, 0, IDS[:3])), cache)
+    assert cache.nbytes == 64 * model.traffic.token
+    assert model.traffic.weights == CONFIG.parameter_count * np.dtype(dtype).itemsize
+
+
+def test_quantized_and_mixed_checkpoints_are_float32() -> None:
+    norms = random_weights(CONFIG).map(
+        lambda _, w: w.astype(np.float16) if w.ndim == 2 else w.astype(np.float32)
+    )
+    assert backend.load(CONFIG, norms).dtype == torch.float16
+    blocks = np.zeros((96, 2, 34), np.uint8)
+    blocks[..., :2] = np.array([1], np.float16).view(np.uint8)
+    blocks[..., 2:] = np.random.default_rng(0).integers(0, 128, (96, 2, 32))
+    packed = Quantized("Q8_0", (96, 64), blocks.reshape(96, -1))
+    mixed = WEIGHTS.map(lambda name, w: packed if "embed_tokens" in name else w)
+    model = backend.load(CONFIG, mixed)
+    assert model.dtype == torch.float32
+    np.testing.assert_array_equal(model.weights.token_embedding.numpy(), packed.dequantize())
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quant": "q8"}, "the torch backend has no option quant: leave it out"),
+        ({"threads": 2}, "no option threads"),
+        ({"kv": "f32"}, "no option kv"),
+        ({"mmap": True}, "no option mmap"),
+        ({"dtype": "float64"}, "dtype is 'float64': choose from float32, bfloat16, float16"),
+        ({"numerics": "sloppy"}, "numerics is 'sloppy': choose from exact, fast"),
+        ({"compile": "max"}, "compile is 'max': choose from inductor, cudagraphs"),
+        ({"compile": "cudagraphs"}, "for device='cuda', not 'cpu': use 'inductor'"),
+        ({"device": "tpu"}, "device is 'tpu': choose from cpu, cuda, cuda:0 and mps"),
+        ({"device": "cuda:x"}, "device is 'cuda:x': choose"),
+        ({"device": "cpu:-1"}, "device is 'cpu:-1': choose"),
+        ({"device": 0}, "device is 0: choose"),
+        ({"device": "cpu:1"}, "device is 'cpu:1', but torch finds 1 here: cpu:0 is the first"),
+        ({"device": "mps"}, "device is 'mps', but torch finds no such device here: use 'cpu'"),
+        ({"compile": "inductor", "tensor_parallel": 2}, "do not go together: leave one out"),
+    ],
+)
+def test_refused_options(options: Any, message: str) -> None:
+    if options.get("device") == "mps" and torch.backends.mps.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(InputError, match=message) as error:
+        backend.load(CONFIG, WEIGHTS, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_gpu_that_is_not_here() -> None:
+    absent = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(InputError, match=f"device is '{absent}', but torch finds"):
+        backend.load(CONFIG, WEIGHTS, device=absent)
+
+
+# Numerics
+
+
+SWITCHES = (
+    (torch.backends.mkldnn.matmul, "fp32_precision"),
+    (torch.backends.cuda.matmul, "fp32_precision"),
+    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+)
+
+
+@pytest.mark.parametrize(
+    ("numerics", "values"),
+    [("exact", ["ieee", "ieee", False]), ("fast", ["bf16", "tf32", True])],
+)
+def test_switches_are_set_for_a_forward_only(numerics: str, values: list[object]) -> None:
+    model = backend.load(CONFIG, WEIGHTS, numerics=numerics)
+    seen: list[list[object]] = []
+
+    class Watching(TorchOps):
+        def head(self, *given: Any) -> Any:
+            seen.append([getattr(owner, name) for owner, name in SWITCHES])
+            if len(seen) > 1:
+                raise RuntimeError("out of luck")
+            return super().head(*given)
+
+    model.ops = Watching(CONFIG)
+    before = [getattr(owner, name) for owner, name in SWITCHES]
+    full(model, IDS[:3])
+    with pytest.raises(RuntimeError, match="out of luck"):
+        full(model, IDS[:3])
+    assert seen == [values, values]
+    assert [getattr(owner, name) for owner, name in SWITCHES] == before
+
+
+def test_exact_norms_and_rotations_are_float32() -> None:
+    """What rounds to bfloat16 once is nearer to the truth than what does so at each step."""
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32) * 9)
+    weight = torch.from_numpy(WEIGHTS.final_norm).bfloat16()
+    exact = TorchOps(CONFIG).rms_norm(x.bfloat16(), weight)
+    true = TorchOps(CONFIG).rms_norm(x.bfloat16().float(), weight.float())
+    assert exact.dtype == torch.bfloat16
+    torch.testing.assert_close(exact, true.bfloat16(), rtol=0, atol=0)
+
+    model = backend.load(CONFIG, WEIGHTS, dtype="bfloat16")
+    plan = model.plan(Batch.build([Span(0, 90, IDS[:64])]))
+    heads = x.bfloat16().view(64, 4, 16)
+    turned = TorchOps(CONFIG).rope(heads, plan)
+    torch.testing.assert_close(turned, TorchOps(CONFIG).rope(heads.float(), plan).bfloat16())
+    assert plan.cos.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [*TOLERANCE])
+def test_fast_is_near_exact(dtype: str) -> None:
+    fast = backend.load(CONFIG, WEIGHTS, dtype=dtype, numerics="fast")
+    reference = numpy_backend.backend.load(CONFIG, WEIGHTS)
+    close(full(fast, IDS), full(reference, IDS), "bfloat16")
+
+
+def test_the_products_of_inference_and_of_training_agree() -> None:
+    rng = np.random.default_rng(0)
+    x, weight = (torch.from_numpy(rng.standard_normal((n, 576), np.float32)) for n in (3, 200))
+    exact = x.double() @ weight.double().T
+    with torch.inference_mode():
+        torch.testing.assert_close(product(x, weight).double(), exact, rtol=1e-5, atol=1e-4)
+        assert product(x[:0], weight).shape == (0, 200)
+    torch.testing.assert_close(product(x, weight).double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("queries", [1, 7])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_by_kernels_that_do_not_share_heads(queries: int, masked: bool) -> None:
+    """What a GPU gets: heads as queries, or keys repeated."""
+    rng = np.random.default_rng(1)
+    query = torch.from_numpy(rng.standard_normal((2, 6, queries, 16), np.float32))
+    key, value = torch.from_numpy(rng.standard_normal((2, 2, 2, 7, 16), np.float32))
+    mask = torch.from_numpy(rng.random((2, 1, queries, 7)) < 0.7) if masked else None
+    if mask is not None:
+        mask[..., 0] = True
+    results = [
+        attention(query, key, value, mask=mask, causal=False, shares_heads=shares)
+        for shares in (True, False)
+    ]
+    torch.testing.assert_close(*results)
+
+
+# Differentiation
+
+
+def test_every_weight_gets_a_gradient_without_a_cache() -> None:
+    """Packed segments of unequal and equal lengths: gathers, masks and plain causal attention."""
+    model = backend.load(CONFIG, WEIGHTS)
+    leaves = [weight.requires_grad_() for _, weight in model.weights.items()]
+    lengths = (5, 9, 5, 1)
+    batch = Batch.build([Span(0, 0, IDS[n : n + n], "all") for n in lengths])
+    logits = forward(model.weights, model.ops, model.plan(batch))
+    gradients = torch.autograd.grad(logits.square().mean(), leaves)
+    assert all(gradient.abs().sum() > 0 for gradient in gradients)
+    # Against finite differences, in one direction for each weight.
+    for (name, weight), gradient in zip(model.weights.items(), gradients, strict=True):
+        direction = torch.sign(gradient) / gradient.numel() ** 0.5
+        values = []
+        for step in (3e-3, -3e-3):
+            with torch.no_grad():
+                weight += step * direction
+                moved = forward(model.weights, model.ops, model.plan(batch))
+                values.append(moved.double().square().mean().item())
+                weight -= step * direction
+        slope = (gradient * direction).sum().item()
+        assert (values[0] - values[1]) / 6e-3 == pytest.approx(slope, rel=0.03), name
+
+
+# The life of a model
+
+
+def test_a_failed_forward_can_be_repeated(model: TorchModel, monkeypatch: Any) -> None:
+    cache = model.new_cache(1, 32)
+    model.forward(spans(cache, Span(0, 0, IDS[:8])), cache)
+    batch = spans(cache, Span(0, 8, IDS[8:20]))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.ops, "swiglu", broken)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            model.forward(batch, cache)
+    assert cache.lengths == (8,)
+    close(model.forward(batch, cache)[0], full(model, IDS[:20])[-1])
+
+
+def test_a_closed_model_says_so() -> None:
+    model = backend.load(CONFIG, WEIGHTS)
+    model.close()
+    model.close()
+    with pytest.raises(InputError, match="the model is closed: load it again"):
+        full(model, IDS[:1])
+
+
+def test_a_model_has_weights_of_its_own() -> None:
+    """Files that are mapped, and arrays that a caller changes, are not in it."""
+    arrays = random_weights(CONFIG)
+    arrays.token_embedding.flags.writeable = False
+    model = backend.load(CONFIG, arrays)
+    before = full(model, IDS[:9])
+    for _, array in arrays.items():
+        array.flags.writeable = True
+        array[:] = 0
+    np.testing.assert_array_equal(full(model, IDS[:9]), before)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_choosing_is_that_of_numpy(device: str) -> None:
+    model = backend.load(CONFIG, WEIGHTS, device=device)
+    options: list[Any] = [{}, {"temperature": 0.9, "seed": 5}, {"repetition_penalty": 1.2}]
+    choices = [Choice(Sampler(SamplingParams(**o)), 40, IDS[:9], IDS[9:]) for o in options]
+    batch = Batch.build([Span(0, 0, IDS[n : n + 40]) for n in range(3)])
+    expected = [c.of(row) for c, row in zip(choices, full_rows(batch), strict=True)]
+    assert model.choose(batch, choices) == expected
+
+
+def full_rows(batch: Batch) -> NDArray[np.float32]:
+    return numpy_backend.backend.load(CONFIG, WEIGHTS).forward(batch)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from smollm2.errors import InputError
+from tests.conftest import REPOSITORY
 
 torch = pytest.importorskip("torch")
 
@@ -116,3 +121,26 @@ def test_autocast_rounds_as_it_does_for_a_linear_layer() -> None:
     for ours, theirs in zip(got, expected, strict=True):
         assert torch.equal(ours, theirs.float())
     assert not torch.equal(got[0], gradients(losses.log_probs, *inputs)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_the_peak_is_lower_by_more_than_the_logits() -> None:
+    """Feature row 71: 4,096 tokens of 135M, of which one layer stands for all 30."""
+    found = []
+    for way in ("packed", "logits"):
+        command = [sys.executable, "-m", "tests.loss_memory", way, "1"]
+        paths = os.pathsep.join([str(REPOSITORY / "benchmarks"), *sys.path])
+        said = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        loss, peak = said.stdout.split()
+        found.append((float(loss), int(peak)))
+    (ours, least), (theirs, most) = found
+    assert ours == pytest.approx(theirs, rel=1e-6)
+    assert most - least >= 4096 * 49152 * 4

@@ -256,8 +256,10 @@ def test_what_is_saved_loads_in_transformers(
     assert theirs.dtype == dtype
     for name, value in theirs.named_parameters():
         assert torch.equal(module.get_parameter(name), value)
-    other = models[0].as_module()
-    other.load_state_dict(module.float().state_dict(), strict=True)
+    config = models[0].config
+    other = backend.load(config, random_weights(config)).as_module().to(dtype)
+    other.load_state_dict(module.state_dict(), strict=True)
+    assert torch.equal(other(IDS).logits, module(IDS).logits)
     with pytest.raises(RuntimeError, match="Missing key"):
         other.load_state_dict({}, strict=True)
 
@@ -291,6 +293,31 @@ def test_what_cannot_be_computed_is_an_error(
 ) -> None:
     with pytest.raises(InputError, match=message):
         modules[0](**{"input_ids": IDS, **arguments})
+
+
+def test_training_may_follow_inference(models: tuple[Any, Any]) -> None:
+    module = models[0].as_module()
+    with torch.inference_mode():
+        before = module(IDS, labels=IDS).loss.item()
+    module(IDS, labels=IDS).loss.backward()
+    with torch.no_grad():
+        assert module(IDS, labels=IDS).loss.item() == pytest.approx(before, rel=1e-6)
+
+
+def test_what_trl_asks_for(modules: tuple[Any, Any]) -> None:
+    """TRL 1 takes hidden states and the head, and makes the loss by itself."""
+    module, theirs = modules
+    with torch.no_grad():
+        got = module.base_model(IDS, attention_mask=LEFT.flip(1), use_cache=False)
+        expected = theirs.base_model(IDS, attention_mask=LEFT.flip(1)).last_hidden_state
+    real = LEFT.flip(1) > 0
+    torch.testing.assert_close(got.last_hidden_state[real], expected[real], rtol=1e-4, atol=1e-5)
+    assert (got.last_hidden_state[~real] == 0).all()
+    head = module.get_output_embeddings()
+    assert torch.equal(head.weight, theirs.get_output_embeddings().weight)
+    assert head.bias is None
+    assert module.generation_config.eos_token_id == theirs.generation_config.eos_token_id
+    module.add_model_tags(["sft"])
 
 
 def test_arguments_that_ask_for_nothing_are_fine(modules: tuple[Any, Any]) -> None:

@@ -60,7 +60,7 @@ def random_weights(config: Config, seed: int = 0, dtype: DTypeLike = np.float32)
 
     def make(name: str) -> NDArray[Any]:
         shape = shapes[name]
-        values = rng.standard_normal(shape, dtype=np.float32)
+        values: NDArray[Any] = rng.standard_normal(shape, dtype=np.float32)
         values = 1 + values / 10 if len(shape) == 1 else values / np.sqrt(np.float32(shape[1]))
         return values.astype(dtype)
 

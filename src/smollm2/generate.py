@@ -50,15 +50,22 @@ def load(
     terminal shows it). ``strict=False`` tolerates tensors that the model does not have, and
     mixed dtypes; ``bindings`` say which of them is which weight, as for ``load_checkpoint``.
 
-    ``backend`` computes: ``"native"`` with the kernels of this CPU, ``"numpy"`` in float32; by
-    default native, or NumPy with a warning where the extension is missing. Native has these
-    options. ``quant``: kind of the weights, ``"q8"``, ``"q4"``, ``"q4m"``, ``"bf16"``, ``"f32"``
-    or ``"q16"``; what is rounded to 8 or 4 bits is fitted to a text first, which takes seconds at
-    each load and once if exported; by default as the file is, or q8 for a dense one, and what has
-    a name is mapped as it was prepared when it was pulled. ``threads``: by default the physical
-    cores. ``kv``: kind of stored keys and values, ``"int16"``, ``"f32"`` or ``"int8"``.
-    ``mmap=False``: copy the weights of a .smol file into memory of this process; faster where the
-    system maps files in small pages, but processes no longer share them.
+    ``backend`` computes: ``"native"`` with the kernels of this CPU, ``"numpy"`` in float32,
+    ``"torch"`` and ``"jax"`` on what these have; by default native, or NumPy with a warning where
+    the extension is missing. An option that a backend does not have is an ``InputError``.
+
+    Native: ``quant``: kind of the weights, ``"q8"``, ``"q4"``, ``"q4m"``, ``"bf16"``, ``"f32"`` or
+    ``"q16"``; what is rounded to 8 or 4 bits is fitted to a text first, which takes seconds at each
+    load and once if exported; by default as the file is, or q8 for a dense one, and what has a name
+    is mapped as it was prepared when it was pulled. ``threads``: by default the physical cores.
+    ``kv``: kind of stored keys and values, ``"int16"``, ``"f32"`` or ``"int8"``. ``mmap=False``:
+    copy the weights of a .smol file into memory of this process; faster where the system maps files
+    in small pages, but processes no longer share them.
+
+    torch and jax: ``device``: ``"cpu"``, ``"cuda"`` (torch), ``"gpu"`` (jax), …; ``dtype``:
+    ``"float32"``, ``"bfloat16"`` or ``"float16"``, by default the checkpoint's own; ``compile``:
+    ``"inductor"`` or ``"cudagraphs"`` (torch), ``"xla"`` (jax); ``numerics``: ``"exact"`` or
+    ``"fast"``; ``tensor_parallel``: a mesh of devices, or how many, that share the weights.
 
     Raises ``ModelNotFoundError``, ``DownloadError``, ``FormatError``, ``ConfigError``,
     ``CheckpointError`` or, for a backend that is not here, ``MissingDependencyError``.

@@ -65,7 +65,8 @@ def bench(
     """Measure how fast a model reads and writes: prefill and decode.
 
     Bytes read and 8-bit products a second stand beside what the machine reaches at most, in the
-    same run. Several depths and batches are combined. Nothing is sampled.
+    same run. Several depths and batches are combined. Nothing is sampled. With --backend torch or
+    jax there are also --device, --dtype, --compile and --numerics.
 
     Example: smollm2 bench --depth 0,4096 --batch 1,8
     """

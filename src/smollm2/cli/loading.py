@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smollm2.cli.options import Computing, Loading
 from smollm2.cli.terminal import Terminal
@@ -14,7 +15,6 @@ from smollm2.cli.terminal import Terminal
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from smollm2.backends import BackendOptions
     from smollm2.checkpoint import Checkpoint
     from smollm2.generate import SmolLM2
 
@@ -25,21 +25,10 @@ def load_model(
     """Load a model; what is not here yet is pulled first, unless ``offline``."""
     from smollm2.generate import load
 
-    options: BackendOptions = {}
-    if quant is not None:
-        options["quant"] = quant
-    if computing.threads is not None:
-        options["threads"] = computing.threads
-    if computing.kv is not None:
-        options["kv"] = computing.kv
+    given = {**asdict(computing), "quant": quant}
+    options: Any = {name: value for name, value in given.items() if value is not None}
     with PullProgress(terminal) as progress:
-        return load(
-            loading.model,
-            offline=loading.offline or None,
-            progress=progress,
-            backend=computing.backend,
-            **options,
-        )
+        return load(loading.model, offline=loading.offline or None, progress=progress, **options)
 
 
 def fetched(loading: Loading, terminal: Terminal, *, prepare: bool) -> str:

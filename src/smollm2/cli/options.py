@@ -58,7 +58,7 @@ Backend = Annotated[
     typer.Option(
         "--backend",
         metavar="NAME",
-        help="What computes: native or numpy.  [default: native, if it is here]",
+        help="What computes: native, numpy, torch or jax.  [default: native, if it is here]",
     ),
 ]
 Quant = Annotated[
@@ -73,6 +73,10 @@ KV = Annotated[
     str | None,
     typer.Option("--kv", metavar="KIND", help="Kind of keys and values: int16, f32, int8."),
 ]
+Device = Annotated[str | None, typer.Option("--device", hidden=True)]
+DType = Annotated[str | None, typer.Option("--dtype", hidden=True)]
+Compile = Annotated[str | None, typer.Option("--compile", hidden=True)]
+Numerics = Annotated[str | None, typer.Option("--numerics", hidden=True)]
 Offline = Annotated[
     bool, typer.Option("--offline", help="Never use the network; also SMOLLM2_OFFLINE=1.")
 ]
@@ -92,11 +96,15 @@ class Loading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computing:
-    """What computes it, as far as it is said."""
+    """What computes it, as far as it is said; the last four are of torch and jax."""
 
     backend: Backend = None
     threads: Threads = None
     kv: KV = None
+    device: Device = None
+    dtype: DType = None
+    compile: Compile = None
+    numerics: Numerics = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def loss_packed(
     factors = floats("weights", weights, arrays[0].shape)
     learned = np.where(factors == 0, NO_TARGET, arrays[3])
     log_probs = log_probs_packed(lm, arrays[0], arrays[1], arrays[2], learned)
-    return -float(np.dot(factors.astype(np.float64), log_probs.astype(np.float64))) + 0.0
+    return -float(np.dot(factors.astype(np.float64), log_probs.astype(np.float64)))
 
 
 def hidden_packed(

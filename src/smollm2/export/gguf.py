@@ -185,6 +185,10 @@ def _metadata(
             f"{checkpoint.path}: has no tokenizer, without which llama.cpp opens no GGUF file: put "
             "its tokenizer.json beside the weights"
         )
+    try:
+        vocabulary = gguf_vocabulary(tokenizer, config.vocab_size)
+    except TokenizerError as error:
+        raise TokenizerError(f"{checkpoint.path}: {error}") from None
     ends = _end_ids(checkpoint)
     metadata = {
         "general.architecture": "llama",
@@ -193,7 +197,7 @@ def _metadata(
         "general.file_type": file_type,
         "general.quantization_version": 2,
         **metadata_of(config, ends),
-        **gguf_vocabulary(tokenizer, config.vocab_size),
+        **vocabulary,
     }
     if template is not None:
         metadata["tokenizer.chat_template"] = template.source

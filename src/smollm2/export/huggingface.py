@@ -94,7 +94,9 @@ def check_folder(folder: Path, *, force: bool) -> None:
         raise InputError(f"{folder}: exists and is not a folder: give a new one")
     names = [path.name for path in folder.iterdir()]
     if not force and names:
-        raise InputError(f"{folder}: exists and is not an empty folder: give a new one")
+        raise InputError(
+            f"{folder}: exists and is not an empty folder: give a new one, or --force to replace it"
+        )
     for name in names:
         if name not in _NAMES and not _SHARD.fullmatch(name):
             raise InputError(

@@ -71,10 +71,7 @@ def write_gguf(
         file.write(header)
         checksums = {tensor.name: _write(file, tensor, pieces(tensor)) for tensor in tensors}
         file.flush()
-        written = open_gguf(Path(file.name))
-        check_written(written, checksums)
-        if written.data[: len(header)].tobytes() != header:
-            raise FormatError(f"{path}: the header reads otherwise than it was written")
+        _compare(Path(file.name), header, checksums)
 
 
 def _header(metadata: Mapping[str, Any], tensors: Sequence[GgufTensor]) -> bytes:
@@ -155,6 +152,14 @@ def _write(file: BinaryIO, tensor: GgufTensor, pieces: Iterable[NDArray[np.uint8
         raise InputError(f"tensor {tensor.name!r} needs {tensor.nbytes} bytes: got {size}")
     file.write(bytes(_aligned(size) - size))
     return checksum
+
+
+def _compare(path: Path, header: bytes, checksums: Mapping[str, int]) -> None:
+    """Open what was written. Raises ``FormatError`` where it is not what was to be written."""
+    file = open_gguf(path)
+    check_written(file, checksums)
+    if file.data[: len(header)].tobytes() != header:
+        raise FormatError(f"{path}: the header reads otherwise than it was written")
 
 
 def _aligned(size: int) -> int:

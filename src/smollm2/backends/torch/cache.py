@@ -66,7 +66,8 @@ class TorchCache(Cache):
 
 
 def _grown(stored: Tensor, room: int) -> Tensor:
+    """More room, zeros: what a mask hides is multiplied all the same, and memory may hold NaN."""
     pages, used, heads, size = stored.shape
-    grown = stored.new_empty((pages, room, heads, size))
+    grown = stored.new_zeros((pages, room, heads, size))
     grown[:, :used] = stored
     return grown

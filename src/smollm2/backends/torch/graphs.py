@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class _OfCache:
     """Graphs over one state of a cache's storage."""
 
     def __init__(self, storage: Tensor) -> None:
-        self.storage = storage
+        self.storage = ref(storage)
         self.graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
 
 
@@ -52,15 +52,19 @@ class Graphs:
         self._caches: WeakKeyDictionary[TorchCache, _OfCache] = WeakKeyDictionary()
 
     def __call__(self, run: Run, name: str, batch: Batch, cache: TorchCache) -> Tensor:
-        """``run`` of a batch's plan; ``name`` tells runs apart. The result is the next call's, too.
+        """``run`` of a batch's plan; ``name`` tells runs apart. The next call writes to the result.
 
         ``cache`` has room for the batch.
         """
+        with torch.cuda.device(cache.stored[0][0].device):
+            return self._replayed(run, name, batch, cache)
+
+    def _replayed(self, run: Run, name: str, batch: Batch, cache: TorchCache) -> Tensor:
         form, values = flatten(batch, cache, few_forms=True)
         numbers = torch.from_numpy(values)
         known = self._caches.get(cache)
         storage = cache.stored[0][0]
-        if known is None or known.storage is not storage:
+        if known is None or known.storage() is not storage:
             known = self._caches[cache] = _OfCache(storage)
         captured = known.graphs.get((name, form))
         if captured is None:

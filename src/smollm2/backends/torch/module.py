@@ -7,12 +7,7 @@ ids, masks and positions are read from the device once a forward. B rows of S pl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import cached_property
-from importlib import import_module
-from importlib.util import find_spec
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,39 +17,20 @@ from torch import Tensor, nn
 
 from smollm2 import model
 from smollm2.backends.packed import Indices, next_labels, packed, sequences_of
+from smollm2.backends.torch.huggingface import HuggingFaceModule, Output
 from smollm2.backends.torch.ops import TorchOps
 from smollm2.backends.torch.plan import Planner
 from smollm2.batch import Batch
 from smollm2.causal_lm import NO_TARGET, check_batch
 from smollm2.config import Config
 from smollm2.errors import InputError
-from smollm2.files import write_json
-from smollm2.formats.tensorfile import DENSE_DTYPES
-from smollm2.state import State
 from smollm2.weights import Weights
 
 IntsLike = Tensor | NDArray[np.integer[Any]]
 """Integers: a tensor of any device, or an array."""
 
 
-class Output(dict[str, Tensor]):
-    """What a forward gives: "loss" where there were labels, "logits" where they were made.
-
-    transformers' Trainer reads it as a mapping; each is an attribute too, None if it is not there.
-    """
-
-    @property
-    def loss(self) -> Tensor | None:
-        """A scalar in float32."""
-        return self.get("loss")
-
-    @property
-    def logits(self) -> Tensor | None:
-        """[B, S, V] float32, 0 for padding."""
-        return self.get("logits")
-
-
-class SmolLM2Module(nn.Module):
+class SmolLM2Module(HuggingFaceModule):
     """The model with parameters, which share the memory of the tensors that it is made of.
 
     So what is trained is at once what the model that it came from computes with, until ``to``
@@ -65,12 +41,6 @@ class SmolLM2Module(nn.Module):
     since evaluation reads them, and training does not.
     """
 
-    accepts_loss_kwargs = True
-    """Says to transformers' Trainer that ``forward`` takes ``num_items_in_batch``."""
-
-    loss_type = "ForCausalLM"
-    """Says to it that labels are shifted here, so that it counts those that are learned."""
-
     def __init__(
         self,
         config: Config,
@@ -79,11 +49,9 @@ class SmolLM2Module(nn.Module):
         *,
         return_logits: bool | None = None,
     ) -> None:
-        super().__init__()
-        self.architecture = config
+        super().__init__(config, ops)
         self.return_logits = return_logits
-        self._ops = ops
-        self._planner: tuple[torch.device, Planner] | None = None
+        self._planners: dict[tuple[torch.device, bool], Planner] = {}
         for name, weight in weights.items():
             _place(self, name, nn.Parameter(weight))
 
@@ -95,13 +63,6 @@ class SmolLM2Module(nn.Module):
             num_layers=self.architecture.num_hidden_layers,
             tied=self.architecture.tie_word_embeddings,
         )
-
-    @cached_property
-    def config(self) -> Any:
-        """The architecture's numbers as transformers has them, which must be installed."""
-        if find_spec("transformers") is None:
-            raise AttributeError("config needs transformers, which is not installed")
-        return import_module("transformers").LlamaConfig.from_dict(self.architecture.to_dict())
 
     def forward(
         self,
@@ -127,13 +88,8 @@ class SmolLM2Module(nn.Module):
         module. Raises ``InputError`` for what cannot be computed, before anything is.
         """
         _refuse(others)
-        ids = _host("input_ids", input_ids, 2)
-        shape = (ids.shape[0], ids.shape[1])
-        positions, segments = sequences_of(
-            shape,
-            _optional("attention_mask", attention_mask),
-            _optional("position_ids", position_ids),
-        )
+        ids, positions, segments = _rows(input_ids, attention_mask, position_ids)
+        shape = ids.shape
         targets = np.full(ids.size, NO_TARGET)
         if labels is not None:
             targets = next_labels(_host("labels", labels, 2, shape), segments)
@@ -151,6 +107,20 @@ class SmolLM2Module(nn.Module):
             logits = self._ops.head(hidden, model.head_of(self.weights))
             output["logits"] = self._spread(logits, part.places, ids.size).view(*shape, -1)
         return output
+
+    def hidden_states(
+        self,
+        input_ids: IntsLike,
+        attention_mask: IntsLike | None = None,
+        position_ids: IntsLike | None = None,
+        **others: object,
+    ) -> Tensor:
+        """Hidden states [B, S, C] after the final norm, 0 for padding; arguments of ``forward``."""
+        _refuse(others)
+        ids, positions, segments = _rows(input_ids, attention_mask, position_ids)
+        part = packed(ids.reshape(-1), positions, segments, segments >= 0)
+        states = self._spread(self._hidden(part.batch), part.places, ids.size)
+        return states.view(*ids.shape, -1)
 
     def hidden_packed(self, tokens: IntsLike, positions: IntsLike, segments: IntsLike) -> Tensor:
         """Hidden states after the final norm [P, C] of sequences that lie side by side [P].
@@ -186,7 +156,7 @@ class SmolLM2Module(nn.Module):
         """
         sequences = _sequences(tokens, positions, segments)
         chosen = _host("targets", targets, 1, sequences[0].shape)
-        weighed = np.asarray(_on_host(weights), np.float32)
+        weighed = np.asarray(_on_host(torch.as_tensor(weights).float()))
         if weighed.shape != chosen.shape:
             raise InputError(
                 f"weights have shape {list(weighed.shape)}, targets {list(chosen.shape)}: they "
@@ -196,21 +166,6 @@ class SmolLM2Module(nn.Module):
         log_probs = self._log_probs(self._hidden(part.batch), chosen[part.places])
         return -(self._send(weighed[part.places]) * log_probs).sum()
 
-    def save_pretrained(self, folder: str | Path, **options: object) -> None:
-        """Write config.json and model.safetensors, in the parameters' dtype, for transformers.
-
-        Where the model is sharded all processes have to call it, and the first one writes. Of the
-        options of transformers' models, none is looked at.
-        """
-        whole = self._ops.whole
-        arrays = [(name, _array(whole(value))) for name, value in self.state_dict().items()]
-        if self._ops.writes:
-            path = Path(folder)
-            path.mkdir(parents=True, exist_ok=True)
-            config = replace(self.architecture, dtype=arrays[0][1].dtype.name)
-            State(arrays).save(path / "model.safetensors")
-            write_json(path / "config.json", config.to_dict())
-
     def _makes_logits(self, asked: bool | None) -> bool:
         chosen = self.return_logits if asked is None else asked
         return not torch.is_grad_enabled() if chosen is None else chosen
@@ -219,10 +174,11 @@ class SmolLM2Module(nn.Module):
         """Hidden states of the wanted tokens, [W, C]."""
         check_batch(self.architecture, batch)
         weights = self.weights
-        device = weights.token_embedding.device
-        if self._planner is None or self._planner[0] != device:
-            self._planner = device, Planner(self.architecture, device, torch.float32)
-        return model.hidden(weights, self._ops, self._planner[1].plan(batch, None))
+        # What is made in inference mode cannot be saved for a backward pass
+        key = weights.token_embedding.device, torch.is_inference_mode_enabled()
+        if key not in self._planners:
+            self._planners[key] = Planner(self.architecture, key[0], torch.float32)
+        return model.hidden(weights, self._ops, self._planners[key].plan(batch, None))
 
     def _log_probs(self, hidden: Tensor, targets: Indices) -> Tensor:
         size = self.architecture.vocab_size
@@ -278,8 +234,14 @@ def _host(name: str, value: object, dims: int, shape: tuple[int, ...] | None = N
     return array.astype(np.int64)
 
 
-def _optional(name: str, value: object) -> Indices | None:
-    return None if value is None else _host(name, value, 2)
+def _rows(
+    input_ids: object, attention_mask: object, position_ids: object
+) -> tuple[Indices, Indices, Indices]:
+    """Ids [B, S] with positions and segments [B·S]."""
+    ids = _host("input_ids", input_ids, 2)
+    mask = None if attention_mask is None else _host("attention_mask", attention_mask, 2)
+    places = None if position_ids is None else _host("position_ids", position_ids, 2)
+    return ids, *sequences_of((ids.shape[0], ids.shape[1]), mask, places)
 
 
 def _sequences(
@@ -298,12 +260,3 @@ def _divisor(count: Tensor | int | None, log_probs: Tensor) -> Tensor | int:
     if isinstance(count, Tensor):
         return count.to(log_probs.device)
     return max(len(log_probs), 1) if count is None else count
-
-
-def _array(value: Tensor) -> NDArray[Any]:
-    """The values of a parameter."""
-    tensor = value.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(DENSE_DTYPES["BF16"])
-    array: NDArray[Any] = tensor.numpy()
-    return array

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from smollm2.backends import get_backend
 from smollm2.config import Config
+from smollm2.errors import InputError
 from smollm2.model import head_of
 from smollm2.weights import Weights
 from tests.tiny import random_weights, tiny_config
@@ -20,6 +22,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from smollm2.backends.jax import losses  # noqa: E402
+from smollm2.backends.jax.layers import unstacked  # noqa: E402
 from smollm2.backends.jax.ops import JaxOps  # noqa: E402
 
 CONFIG = tiny_config()
@@ -40,7 +43,7 @@ def gradients(config: Config, weights: Any, batch: Packed, **options: Any) -> tu
 
 
 @pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "untied"])
-@pytest.mark.parametrize("lengths", [[9, 40, 3, 21], [150, 200, 30]], ids=["short", "chunks"])
+@pytest.mark.parametrize("lengths", [[9, 40, 3, 21], [150, 300, 30]], ids=["short", "chunks"])
 def test_gradients_equal_those_of_transformers_unpacked(config: Config, lengths: list[int]) -> None:
     """Feature rows 68, 118: one by one in float64 there, packed with padding in float32 here."""
     weights = random_weights(config, seed=3)
@@ -49,6 +52,19 @@ def test_gradients_equal_those_of_transformers_unpacked(config: Config, lengths:
     found, got = gradients(config, weights, batch)
     assert found == pytest.approx(loss, rel=1e-6)
     assert_same_gradients(got, expected)
+
+
+def test_gradients_equal_those_of_the_torch_backend() -> None:
+    """The same text, with layers stacked here and one by one there."""
+    batch = packed([9, 40, 3, 21], vocabulary=96, padding=5)
+    module = get_backend("torch").load(CONFIG, WEIGHTS, dtype="float32").as_module()
+    theirs = module.loss_packed(*batch.arrays)
+    theirs.backward()
+    expected = {name: p.grad.numpy() for name, p in module.named_parameters()}
+    model = get_backend("jax").load(CONFIG, WEIGHTS, dtype="float32")
+    found, stacks = gradients(CONFIG, model.weights, batch)
+    assert found == pytest.approx(theirs.item(), rel=1e-6)
+    assert_same_gradients(unstacked(stacks), expected)
 
 
 def test_values_equal_those_of_transformers_unpacked() -> None:
@@ -102,6 +118,14 @@ def test_a_number_of_tokens_is_compiled_once() -> None:
     for length in (70, 80, 96):
         losses.loss_packed(weights, *packed([length], vocabulary=96).arrays, ops=ops)
     assert losses.wanted_log_probs._cache_size() == before + 1
+
+
+def test_shapes_and_ids_are_checked_where_they_are_known() -> None:
+    batch, ops, weights = packed([9], vocabulary=96), JaxOps(CONFIG), on_device(WEIGHTS)
+    with pytest.raises(InputError, match=r"arrays \[P\] of the same P > 0, not \(9,\), \(8,\)"):
+        losses.hidden_packed(weights, batch.tokens, batch.positions[:8], batch.segments, ops=ops)
+    with pytest.raises(InputError, match="token id 96 is not in a vocabulary of 96"):
+        losses.loss_packed(weights, batch.tokens * 0 + 96, *batch.arrays[1:], ops=ops)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

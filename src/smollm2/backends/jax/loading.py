@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Unpack
 
 import jax
 import ml_dtypes
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from smollm2.backends import BackendOptions
 from smollm2.backends.jax.layers import stacked
 from smollm2.backends.jax.model import JaxModel
 from smollm2.backends.jax.ops import JaxOps, Numerics
+from smollm2.backends.jax.sharding import tensor_mesh, weight_sharding
 from smollm2.config import Config
 from smollm2.errors import InputError
 from smollm2.quantize import as_float32
@@ -27,7 +30,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 """What weights, activations and caches can be."""
 
 _PLATFORMS = ("cpu", "gpu", "tpu")
-_OPTIONS = ("device", "dtype", "compile", "numerics")
+_OPTIONS = ("device", "dtype", "compile", "numerics", "tensor_parallel")
 
 
 class JaxBackend:
@@ -45,6 +48,9 @@ class JaxBackend:
         - ``compile``: None, where the layers are steps of a loop, or "xla", where XLA sees them
           all at once: it compiles a shape in five times as long, and decodes a tenth faster
         - ``numerics``: "exact" multiplies in full precision, "fast" as the device likes best
+        - ``tensor_parallel``: a ``jax.sharding.Mesh`` of devices that share the weights, split over
+          its only axis or the one named "tensor"; or how many devices, of the platform of
+          ``device``
 
         Raises ``InputError`` for other options and values.
         """
@@ -54,15 +60,15 @@ class JaxBackend:
         if (compiler := options.get("compile")) not in (None, "xla"):
             raise InputError(f"compile={compiler!r} is not of jax: give 'xla' or None")
         dtype = _dtype(options.get("dtype"), weights)
-        device = _device(options.get("device"))
+        place_of = _places(config, options.get("tensor_parallel"), options.get("device"))
 
         def read(weight: Any) -> NDArray[Any]:
             values = weight if getattr(weight, "dtype", None) == dtype else as_float32(weight)
             converted: NDArray[Any] = values.astype(dtype, copy=False)
             return converted
 
-        def place(_: str, values: NDArray[Any]) -> jax.Array:
-            placed: jax.Array = jax.device_put(values, device)
+        def place(name: str, values: NDArray[Any]) -> jax.Array:
+            placed: jax.Array = jax.device_put(values, place_of(name, values.ndim))
             return placed
 
         ops = JaxOps(config, _numerics(options.get("numerics", "exact")))
@@ -85,6 +91,22 @@ def _dtype(name: str | None, weights: Weights[Any]) -> np.dtype[Any]:
     if name not in DTYPES:
         raise InputError(f"dtype={name!r} is not of jax: choose from {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def _places(
+    config: Config, tensor_parallel: Any, device: str | None
+) -> Callable[[str, int], jax.Device | NamedSharding]:
+    """Where the weight of a name lies, or the stack of it, which has a dimension more."""
+    if tensor_parallel is None:
+        alone = _device(device)
+        return lambda *_: alone
+    if device is not None and (isinstance(tensor_parallel, Mesh) or ":" in device):
+        raise InputError(
+            f"device={device!r} and tensor_parallel={tensor_parallel!r:.80} both say where weights "
+            "lie: leave device out"
+        )
+    mesh = tensor_mesh(config, tensor_parallel, jax.devices(_device(device).platform))
+    return partial(weight_sharding, mesh)
 
 
 def _device(name: str | None) -> jax.Device:

@@ -13,10 +13,13 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from smollm2.backends.jax.inputs import Inputs, fit_tokens
+from smollm2.backends.jax.layers import is_stacked
 from smollm2.backends.jax.ops import JaxOps, Plan
+from smollm2.errors import InputError
 from smollm2.model import forward, head_of, hidden
 from smollm2.weights import Block, Weights
 
@@ -30,7 +33,7 @@ JaxWeights: TypeAlias = Weights[jax.Array]
 class TrainingOps(JaxOps):
     """The same operations where a derivative is wanted.
 
-    Layers are steps of a loop over weights that are stacked for it: XLA for CPUs finds the layers
+    Layers are steps of a loop, and stacked for it where they are not: XLA for CPUs finds the layers
     that a derivative makes again to be those that were there, and keeps everything, but does not
     look across the steps of a loop.
     """
@@ -48,8 +51,9 @@ class TrainingOps(JaxOps):
         def step(x: jax.Array, weights: Block[jax.Array]) -> tuple[jax.Array, None]:
             return block(x, weights, 0, plan), None  # a layer's number is its place in a cache
 
-        stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *blocks)
-        result: jax.Array = lax.scan(step, x, stacked)[0]
+        whole = is_stacked(blocks)
+        stack = blocks[0] if whole else jax.tree.map(lambda *layers: jnp.stack(layers), *blocks)
+        result: jax.Array = lax.scan(step, x, stack)[0]
         return result
 
 
@@ -126,6 +130,7 @@ def hidden_packed(
     padding, and gives zeros. ``reach`` makes it faster, where it is known that no token sees one
     that lies more than so many before it, and that each segment lies in one, in rising order.
     """
+    _check(ops, tokens, positions, segments)
     inputs = _inputs(tokens, positions, segments, reach)
     states: jax.Array = _run(weights, inputs, text=hidden, ops=training(ops))
     return jnp.where(jnp.asarray(segments)[:, None] < 0, 0, states[: len(tokens)])
@@ -141,6 +146,7 @@ def logits_packed(
     reach: int | None = None,
 ) -> jax.Array:
     """Logits of all tokens of packed sequences, [P, V] float32; see ``hidden_packed``."""
+    _check(ops, tokens, positions, segments)
     inputs = _inputs(tokens, positions, segments, reach)
     logits: jax.Array = _run(weights, inputs, text=forward, ops=training(ops))
     return logits[: len(tokens)]
@@ -160,6 +166,7 @@ def log_probs_packed(
 
     0 where the target is negative, as -100 is, or the token is padding.
     """
+    _check(ops, tokens, positions, segments, targets)
     inputs = _inputs(tokens, positions, segments, reach)
     learned = jnp.where(jnp.asarray(segments) < 0, -1, jnp.asarray(targets, jnp.int32))
     padded = _padded(learned, len(inputs.ids), -1)
@@ -182,9 +189,25 @@ def loss_packed(
 
     ``jax.grad`` gives its gradient by the weights. A target of factor 0 may be anything.
     """
+    _check(ops, tokens, positions, segments, targets, factors)
     learned = jnp.where(jnp.asarray(factors) == 0, -1, jnp.asarray(targets, jnp.int32))
     found = log_probs_packed(weights, tokens, positions, segments, learned, ops=ops, reach=reach)
     return -jnp.sum(factors * found)
+
+
+def _check(ops: JaxOps, tokens: jax.Array, *others: jax.Array) -> None:
+    """Raise ``InputError`` for arrays of other shapes, and for ids, where they are known by now."""
+    shapes = [jnp.shape(array) for array in (tokens, *others)]
+    if len(shapes[0]) != 1 or shapes[0] == (0,) or len(set(shapes)) > 1:
+        raise InputError(
+            f"packed sequences are arrays [P] of the same P > 0, not {', '.join(map(str, shapes))}"
+        )
+    if isinstance(tokens, jax.core.Tracer) or isinstance(others[1], jax.core.Tracer):
+        return
+    ids, vocabulary = np.asarray(tokens), ops.config.vocab_size
+    wrong = ids[(np.asarray(others[1]) >= 0) & ((ids < 0) | (ids >= vocabulary))]
+    if len(wrong) > 0:
+        raise InputError(f"token id {wrong[0]} is not in a vocabulary of {vocabulary}")
 
 
 def _inputs(

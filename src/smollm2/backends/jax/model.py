@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.backends.jax import sampling
+from smollm2.backends.jax import losses, sampling
 from smollm2.backends.jax.cache import JaxCache
 from smollm2.backends.jax.inputs import Form, inputs_of, joined, parted
+from smollm2.backends.jax.layers import unstacked
 from smollm2.backends.jax.ops import JaxOps, Storage
-from smollm2.batch import Batch
+from smollm2.backends.jax.sharding import cache_sharding
+from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache, Layout
-from smollm2.causal_lm import LoadedModel, Traffic, check_batch, checked_cache, dense_traffic
-from smollm2.errors import InputError
+from smollm2.causal_lm import (
+    NO_TARGET,
+    LoadedModel,
+    Traffic,
+    check_batch,
+    checked_cache,
+    dense_traffic,
+    learned_tokens,
+)
+from smollm2.errors import InputError, MissingDependencyError
 from smollm2.model import forward, hidden
 from smollm2.sampling import Choice
 from smollm2.weights import Weights
+
+if TYPE_CHECKING:
+    from smollm2.backends.jax.nnx import SmolLM2
 
 Floats = NDArray[np.float32]
 Output = Literal["logits", "hidden"]
@@ -54,7 +69,7 @@ class JaxModel(LoadedModel[JaxCache]):
         self.ops = ops
         self._weights: Weights[jax.Array] | None = weights
         self.dtype = weights.token_embedding.dtype
-        self._sharding: Any = weights.token_embedding.sharding
+        self._sharding = cache_sharding(weights.blocks[0].attention.key)
 
     @property
     def weights(self) -> Weights[jax.Array]:
@@ -99,6 +114,31 @@ class JaxModel(LoadedModel[JaxCache]):
     def _wanted(self, output: Output, batch: Batch, cache: Cache | None) -> Floats:
         # Cut in NumPy: an operation of its own on the device takes a millisecond.
         return np.asarray(self._run(output, batch, cache))[: len(batch.wanted)].copy()
+
+    def log_probs(self, batch: Batch, targets: Ints) -> Floats:
+        """Log-probability of each target, [T]. See ``CausalLM.log_probs``."""
+        check_batch(self.config, batch)
+        learned = learned_tokens(self.config, batch, targets)
+        inputs = inputs_of(replace(batch, wanted=learned.astype(np.int32)), num_pages=None)
+        chosen = np.full(len(inputs.wanted), NO_TARGET, np.int32)
+        chosen[: len(learned)] = targets[learned]
+        found = losses.wanted_log_probs(self.weights, inputs, chosen, ops=self.ops)
+        log_probs = np.zeros(len(batch), np.float32)
+        log_probs[learned] = found[: len(learned)]
+        return log_probs
+
+    def as_nnx(self) -> SmolLM2:
+        """The model as a Flax NNX module to train; a copy of the weights, if they are stacked.
+
+        Raises ``MissingDependencyError`` where Flax is not installed.
+        """
+        if find_spec("flax") is None:
+            raise MissingDependencyError(
+                "as_nnx() needs Flax, which is not installed: pip install 'smollm2[jax]'"
+            )
+        from smollm2.backends.jax.nnx import SmolLM2
+
+        return SmolLM2(self.ops, unstacked(self.weights))
 
     def _run(self, output: Output, batch: Batch, cache: Cache | None) -> jax.Array:
         weights = self.weights

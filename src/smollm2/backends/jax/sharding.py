@@ -9,6 +9,7 @@ device has only some rows. Logits stay split until they are read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,6 +22,8 @@ from smollm2.errors import InputError
 
 AXIS = "tensor"
 """The axis of a mesh that weights are split over, where it has several."""
+
+_spec: Callable[..., PartitionSpec] = PartitionSpec  # which has no types of its own
 
 _ROWS = ("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _COLUMNS = ("o_proj", "down_proj")
@@ -51,19 +54,19 @@ def tensor_mesh(config: Config, tensor_parallel: Any, devices: list[jax.Device])
     return Mesh(np.array(devices[:tensor_parallel]), (AXIS,))
 
 
-def weight_sharding(mesh: Mesh, name: str) -> NamedSharding:
-    """Where the parts of the weight of this canonical name lie."""
+def weight_sharding(mesh: Mesh, name: str, dims: int) -> NamedSharding:
+    """Where the parts of the weight of this canonical name lie, or of a stack of it: 3 ``dims``."""
     axis, part = _axis_of(mesh), name.split(".")[-2]
     if part in _ROWS:
-        return NamedSharding(mesh, PartitionSpec(axis, None))
-    return NamedSharding(mesh, PartitionSpec(None, axis) if part in _COLUMNS else PartitionSpec())
+        return NamedSharding(mesh, _spec(*[None] * (dims - 2), axis, None))
+    return NamedSharding(mesh, _spec(*[None] * (dims - 1), axis) if part in _COLUMNS else _spec())
 
 
-def cache_sharding(key: Sharding) -> Sharding:
-    """Where the parts of a cache [pages, K, …] lie, beside the rows of the key matrix."""
-    if isinstance(key, NamedSharding):
-        return NamedSharding(key.mesh, PartitionSpec(None, *key.spec[:1]))
-    return key
+def cache_sharding(key: jax.Array) -> Sharding:
+    """Where the parts of a cache [L, pages, K, …] lie, beside the rows of the key matrix."""
+    if isinstance(key.sharding, NamedSharding):
+        return NamedSharding(key.sharding.mesh, _spec(None, None, key.sharding.spec[-2]))
+    return key.sharding
 
 
 def _axis_of(mesh: Mesh) -> str:

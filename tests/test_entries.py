@@ -193,7 +193,7 @@ def test_every_entry_has_a_function_and_says_its_shapes(name: str) -> None:
 
 def test_signatures_read_like_declarations() -> None:
     assert ENTRIES["prefill"].signature == (
-        "prefill(tokens [Batch, S], pos) → logits [Batch, Vocab], fixed cache"
+        "prefill(tokens [Batch, S], pos) → logits [Batch, Vocab], fixed cache [Batch, MaxSeq]"
     )
     assert ENTRIES["loss_packed"].signature.endswith("weights [P]) → loss")
     assert ENTRIES["step_packed"].symbols == ("P", "Batch", "MaxSeq")
@@ -249,6 +249,8 @@ def test_builders_know_no_library(name: str, library: str) -> None:
     padding = expected.segments < 0
     for part in (expected.ids, expected.positions, expected.rows):
         assert not part[padding].any()
+    scratch = 0 if expected.table is not None else -1
+    assert (expected.slots[padding] == scratch).all()
 
 
 def test_a_builder_can_be_traced() -> None:

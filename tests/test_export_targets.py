@@ -13,6 +13,7 @@ from smollm2.checkpoint import Checkpoint, load_checkpoint
 from smollm2.cli import main, targets
 from smollm2.cli.targets import TARGETS, Asked, Target
 from smollm2.export import DTYPES, GGUF_QUANTS, Exported, KindSize
+from smollm2.export.onnx import ONNX_DTYPES
 from smollm2.kinds import QUANTS
 from tests.cli_session import write_model
 from tests.tiny import random_weights, tiny_config, write_gguf, write_hf
@@ -43,6 +44,7 @@ def test_quants_are_those_of_the_formats() -> None:
     assert sorted(TARGETS["smol"].quants) == sorted(QUANTS)
     assert sorted(TARGETS["gguf"].quants) == sorted(GGUF_QUANTS)
     assert sorted(TARGETS["huggingface"].quants) == sorted(kind.lower() for kind in DTYPES.values())
+    assert sorted(TARGETS["onnx"].quants) == sorted(kind.lower() for kind in ONNX_DTYPES.values())
 
 
 def test_the_help_names_every_format_and_kind(capsys: Capture) -> None:
@@ -78,7 +80,7 @@ def test_another_format_is_another_row(
     path = Path("tiny-1.7B.mine")
     assert told == [(path, True), (model, path, "tiny-1.7B", True)]
     assert main(["export", str(model), "--to", "mine", "--quant", "f32"]) == 2
-    message = "error: --quant is for --to smol, gguf, huggingface, not for mine\n"
+    message = "error: --quant is for --to smol, gguf, huggingface, onnx, not for mine\n"
     assert capsys.readouterr().err == message
 
 
@@ -212,7 +214,8 @@ def test_failures_leave_nothing(place: Path, to: str, capsys: Capture) -> None:
     """cases: W12"""
     path = write_gguf(place / "y.gguf", tiny_config(), random_weights(tiny_config()))
     path.write_bytes(path.read_bytes()[:-1])
-    assert main(["export", "y.gguf", "x", "--to", to]) == 1
+    entry = ["--entry", "forward"] if TARGETS[to].needs_entry else []
+    assert main(["export", "y.gguf", "x", "--to", to, *entry]) == 1
     assert "cut short" in capsys.readouterr().err
     assert names(place) == ["y.gguf"]
 

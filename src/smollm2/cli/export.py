@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from smollm2.export import Exported, Tensor
 
 Paths = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="MODEL [OUT] | CONFIG TOKENIZER WEIGHTS OUT",
         help="Name, folder or file, and what to write; or its files, one by one.",
@@ -42,15 +42,28 @@ ShardSize = Annotated[
         help="Largest weights file of huggingface.  [default: 5GB]",
     ),
 ]
+Entry = Annotated[
+    str | None,
+    typer.Option("--entry", metavar="NAME", help="Which way to call the model onnx holds."),
+]
+Bind = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--bind", metavar="SYMBOL=SIZE", help="Size of the entry's inputs, for each symbol one."
+    ),
+]
+Entries = Annotated[
+    bool, typer.Option("--entries", help="List entries, their inputs and results, and exit.")
+]
 
 _SIZE = re.compile(r"(?P<count>\d{1,15}) ?(?P<unit>[KMGT]?B)", re.IGNORECASE)
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def export(
-    paths: Paths,
+    paths: Paths = None,
     to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="smol, gguf or huggingface.")
+        str, typer.Option("--to", metavar="FORMAT", help="smol, gguf, huggingface or onnx.")
     ] = "smol",
     quant: Annotated[
         str | None,
@@ -65,6 +78,9 @@ def export(
     ] = None,
     calibration: Calibration = None,
     shard_size: ShardSize = None,
+    entry: Entry = None,
+    bind: Bind = None,
+    entries: Entries = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what exists.")] = False,
     offline: options.Offline = False,
     no_color: options.NoColor = False,
@@ -75,15 +91,29 @@ def export(
     Without a name for it, it goes to the working folder.
 
     smol, which is mapped and not read, is q8, q4, q4m, q16, bf16 or f32; gguf, for llama.cpp, is
-    q8_0, q4_0, q4_1, f16, bf16 or f32; huggingface is f16, bf16 or f32.
+    q8_0, q4_0, q4_1, f16, bf16 or f32; huggingface is f16, bf16 or f32. onnx, for onnxruntime, is
+    f16 or f32, and one entry of the model with shapes that --bind makes static.
 
     Example: smollm2 export smollm2-135m-instruct --to gguf --quant q8_0
+
+    Example: smollm2 export smollm2-135m-instruct --to onnx --entry prefill --bind B=1 --bind S=8
     """
     terminal = Terminal(no_color=no_color)
-    given, path = _split(paths, out)
-    target = target_of(to, quant, {"--calibration": calibration, "--shard-size": shard_size})
+    if entries:
+        _list_entries(terminal)
+        return
+    given, path = _split(paths or [], out)
+    of_formats = {
+        "--calibration": calibration,
+        "--shard-size": shard_size,
+        "--entry": entry,
+        "--bind": bind or None,
+    }
+    target = target_of(to, quant, of_formats)
+    sizes = _sizes(bind or [])
     stem = _stem(given[-1])
-    path = path or Path(f"{stem}{f'-{quant}' if quant else ''}{target.ending}")
+    parts = [part for part in (stem, entry, quant) if part]
+    path = path or Path("-".join(parts) + target.ending)
     target.check(path, force)
     text = None if calibration is None else _calibration(calibration, quant)
     limit = None if shard_size is None else _bytes(shard_size)
@@ -99,6 +129,8 @@ def export(
             force=force,
             calibration=text,
             shard_size=limit,
+            entry=entry,
+            sizes=sizes,
             progress=show,
             say=say,
         )
@@ -113,6 +145,26 @@ def _bytes(size: str) -> int:
     if match is None or not int(match["count"]):
         raise UsageError(f"--shard-size is {size!r:.80}: give a size such as 500MB or 5GB")
     return int(match["count"]) * _UNITS[match["unit"].upper()]
+
+
+def _sizes(bind: list[str]) -> dict[str, int]:
+    """What ``--bind`` says of each symbol."""
+    if not bind:
+        return {}
+    from smollm2.errors import InputError
+    from smollm2.export.binding import parse_bindings
+
+    try:
+        return parse_bindings(bind)
+    except InputError as error:
+        raise UsageError(str(error)) from None
+
+
+def _list_entries(terminal: Terminal) -> None:
+    from smollm2.entries.table import ENTRIES
+
+    for entry in ENTRIES.values():
+        terminal.line(entry.signature)
 
 
 def _calibration(path: Path, quant: str | None) -> str:

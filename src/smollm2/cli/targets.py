@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What an export was asked for; ``name`` is that of the model."""
+    """What an export was asked for; ``name`` is that of the model, ``sizes`` those of an entry."""
 
     name: str
     quant: str | None
     force: bool
     calibration: str | None
     shard_size: int | None
+    entry: str | None
+    sizes: Mapping[str, int]
     progress: Progress
     say: Callable[[str], object]
 
@@ -35,12 +37,14 @@ class Asked:
 class Target:
     """A format: ``options`` are those of the command that only some formats take.
 
-    ``check`` raises where the path cannot be written, before anything is loaded.
+    ``needs_entry``: it holds an entry of the model, which ``--entry`` names. ``check`` raises where
+    the path cannot be written, before anything is loaded.
     """
 
     ending: str
     quants: tuple[str, ...]
     options: tuple[str, ...]
+    needs_entry: bool = False
     check: Callable[[Path, bool], None]
     write: Callable[[Checkpoint, Path, Asked], Exported]
 
@@ -60,6 +64,8 @@ def target_of(to: str, quant: str | None, options: Mapping[str, object]) -> Targ
     if quant is not None and quant not in target.quants:
         takes = ", ".join(target.quants)
         raise UsageError(f"--quant is {quant!r:.80}: --to {to} takes {takes}")
+    if target.needs_entry and options.get("--entry") is None:
+        raise UsageError(f"--to {to} needs --entry: smollm2 export --entries lists them")
     return target
 
 
@@ -122,6 +128,27 @@ def _huggingface(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
     )
 
 
+def _check_onnx(path: Path, force: bool) -> None:
+    from smollm2.export.onnx import check_onnx
+
+    check_onnx(path, force=force)
+
+
+def _onnx(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
+    from smollm2.export.onnx import ONNX_DTYPES, export_onnx
+
+    dtypes = {kind.lower(): dtype for dtype, kind in ONNX_DTYPES.items()}
+    return export_onnx(
+        checkpoint,
+        path,
+        entry=asked.entry or "",
+        sizes=asked.sizes,
+        dtype=dtypes[asked.quant or "f32"],
+        force=asked.force,
+        say=asked.say,
+    )
+
+
 TARGETS: Mapping[str, Target] = MappingProxyType(
     {
         "smol": Target(
@@ -144,6 +171,14 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
             options=("--quant", "--shard-size"),
             check=_check_huggingface,
             write=_huggingface,
+        ),
+        "onnx": Target(
+            ending=".onnx",
+            quants=("f16", "f32"),
+            options=("--quant", "--entry", "--bind"),
+            needs_entry=True,
+            check=_check_onnx,
+            write=_onnx,
         ),
     }
 )

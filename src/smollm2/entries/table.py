@@ -67,7 +67,8 @@ class Entry:
         """The entry in one line."""
         taken = ", ".join(map(str, self.inputs))
         given = f"{self.output} [{', '.join(self.result)}]" if self.result else self.output
-        return f"{self.name}({taken}) → {given}" + (f", {self.cache} cache" if self.cache else "")
+        of_cache = f", {self.cache} cache [{', '.join(CACHES[self.cache])}]" if self.cache else ""
+        return f"{self.name}({taken}) → {given}{of_cache}"
 
     def shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """The shape of each input, where ``sizes`` binds the symbols.

@@ -70,8 +70,8 @@ def _draw(scores: Tensor, choices: Sequence[Choice]) -> Tensor:
     if any(p.top_k > 0 or p.top_p < 1 for p in params):
         limits = torch.maximum(limits, _cutoffs(scores, params))
     counters = [int(counter(c.sampler.params.seed or 0, c.position)[0]) for c in choices]
-    noise = _noise(_tensor(counters, scores)[:, None], scores.shape[1])
-    return torch.where(scores >= limits, scores + noise, -inf).argmax(-1)
+    drawn = scores + noise(_tensor(counters, scores)[:, None], scores.shape[1])
+    return torch.where(scores >= limits, drawn, -inf).argmax(-1)
 
 
 def _cutoffs(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -90,14 +90,14 @@ def _cutoffs(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return torch.where(shares < 1, falling.gather(1, reached), limits)
 
 
-def _noise(counters: Tensor, size: int) -> Tensor:
+def noise(counters: Tensor, size: int) -> Tensor:
     """``-log(-log u)`` [n, V] float32, with the u of ``smollm2.sampling.draw``."""
     ids = torch.arange(size, device=counters.device)
-    uniform = ((_mix(counters ^ ids) >> 9).float() + 0.5) * 2.0**-23
+    uniform = ((mix(counters ^ ids) >> 9).float() + 0.5) * 2.0**-23
     return -torch.log(-torch.log(uniform))
 
 
-def _mix(x: Tensor) -> Tensor:
+def mix(x: Tensor) -> Tensor:
     """``draw.mix`` with 32 bits in int64, whose products wrap above them."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _LOW
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _LOW

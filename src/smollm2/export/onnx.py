@@ -1,0 +1,205 @@
+"""Exporting an entry of a checkpoint as an ONNX file, which onnxruntime runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from smollm2.checkpoint import Checkpoint, state_of
+from smollm2.errors import CheckpointError, InputError, MissingDependencyError
+from smollm2.export.binding import Bound, bind
+from smollm2.export.exported import Exported, check_free, kind_sizes
+from smollm2.formats.tensorfile import DENSE_DTYPES, TensorEntry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.onnx import ONNXProgram
+
+SUFFIX = ".onnx"
+
+ONNX_DTYPES = {"float32": "F32", "float16": "F16"}
+"""What weights and cache can be, and the kind that other files call it."""
+
+OPSET = 23
+"""The first that has attention and RMS norms as operators: onnxruntime from 1.23 on."""
+
+SINGLE_FILE = 2_000_000_000
+"""Bytes of weights that are held in the file itself, which Protocol Buffers limit to 2 GiB."""
+
+
+def export_onnx(
+    checkpoint: Checkpoint,
+    path: Path | str,
+    *,
+    entry: str,
+    sizes: Mapping[str, int],
+    dtype: str = "float32",
+    force: bool = False,
+    say: Callable[[str], object] = lambda _: None,
+) -> Exported:
+    """Write an entry (see ``ENTRIES``) as an ONNX file, atomically, which is checked before.
+
+    ``sizes`` binds the entry's symbols, see ``smollm2.export.binding.bind``: all shapes are static.
+    The graph takes the entry's inputs by their names and, after them, ``cache_keys.0``,
+    ``cache_values.0`` and so on, [slots, kv heads, head size] of each layer, zeros at first; it
+    gives ``logits``, ``ids``, ``hidden``, ``log_probs`` or ``loss``, and ``new_cache_keys.0`` and
+    so on, which the next call takes. Position p of row b of a fixed cache is slot
+    ``b * MaxSeq + p``; its last slot is scratch, as page 0 of a paged one is. So graphs of
+    different entries can share a cache. ``generate``, ``sample`` and ``generate_until``, which
+    gives ``counts`` too, are steps of decode one after the other, and the file grows with each.
+
+    Nothing is checked when a graph runs: positions must continue what is stored, as the entries of
+    this package ask for. Weights are in the file, or beside it in ``<path>.data`` where they take
+    more than 2 GB. Metadata say the entry, its sizes and the config. ``say`` is told of each stage.
+
+    Raises ``InputError`` for an unknown entry or dtype, sizes that do not fit the entry or the
+    model, and a file that exists (unless ``force``), ``CheckpointError`` for weights that do not
+    fit the config, ``MissingDependencyError`` where torch, onnx or onnxscript is not installed, and
+    ``OSError``.
+    """
+    began = time.perf_counter()
+    path = Path(path).absolute()
+    if dtype not in ONNX_DTYPES:
+        raise InputError(f"dtype is {dtype!r:.80}: it must be one of {', '.join(ONNX_DTYPES)}")
+    bound = bind(entry, checkpoint.config, sizes)
+    check_onnx(path, force=force)
+    require(torch="PyTorch", onnx="onnx", onnxscript="onnxscript")
+    shapes = {spec.name: spec.shape for spec in state_of(checkpoint.weights).descriptor}
+    if shapes != checkpoint.config.shapes:
+        raise CheckpointError("the weights have other names or shapes than the config asks for")
+    say(f"tracing {entry}")
+    program = _program(checkpoint, bound, dtype)
+    program.model.metadata_props.update(_metadata(bound, dtype))
+    say(f"writing {path.name}")
+    nbytes = _write(program, path, external=_nbytes(shapes, dtype) > SINGLE_FILE, say=say)
+    return Exported(
+        path,
+        nbytes,
+        time.perf_counter() - began,
+        kind_sizes(
+            TensorEntry(name, ONNX_DTYPES[dtype], shape, 0, _nbytes({name: shape}, dtype))
+            for name, shape in shapes.items()
+        ),
+    )
+
+
+def check_onnx(path: Path, *, force: bool) -> None:
+    """Raise ``InputError`` where the file, or that of its weights, may not be replaced."""
+    check_free(path, SUFFIX, force=force)
+    data = _data_file(path)
+    if data.exists() and not force:
+        raise InputError(f"{data}: exists: give another name, or --force to replace it")
+
+
+def require(**packages: str) -> None:
+    """Raise ``MissingDependencyError`` for the first of these that is not installed."""
+    for module, name in packages.items():
+        if find_spec(module) is None:
+            raise MissingDependencyError(
+                f"this export needs {name}, which is not installed: pip install 'smollm2[export]'"
+            )
+
+
+def _program(checkpoint: Checkpoint, bound: Bound, dtype: str) -> ONNXProgram:
+    """The graph, made by torch's exporter."""
+    import torch
+
+    from smollm2.backends.torch import TorchBackend
+    from smollm2.export.graph import EntryGraph
+
+    model = TorchBackend().load(checkpoint.config, checkpoint.weights, dtype=dtype)
+    graph = EntryGraph(bound, model.weights)
+    examples = _examples(bound, model.dtype)
+    results = [bound.entry.output, *(["counts"] if bound.entry.name == "generate_until" else [])]
+    caches = [name for name in examples if name.startswith("cache_")]
+    with _quiet(), torch.enable_grad():  # without, products would be those for inference on CPUs
+        traced = torch.export.export(graph, tuple(examples.values()))
+        program = torch.onnx.export(
+            traced,
+            input_names=[*examples],
+            output_names=[*results, *(f"new_{name}" for name in caches)],
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None  # it is None for TorchScript alone
+    return program
+
+
+def _examples(bound: Bound, dtype: Any) -> dict[str, Tensor]:
+    """An input of each shape; values do not matter."""
+    import torch
+
+    inputs = {
+        item.name: torch.zeros(bound.inputs[item.name], dtype=getattr(torch, item.dtype))
+        for item in bound.entry.inputs
+    }
+    if bound.entry.cache is None:
+        return inputs
+    config = bound.config
+    shape = bound.slots, config.num_key_value_heads, config.head_dim
+    for layer in range(config.num_hidden_layers):
+        inputs[f"cache_keys.{layer}"] = torch.zeros(shape, dtype=dtype)
+        inputs[f"cache_values.{layer}"] = torch.zeros(shape, dtype=dtype)
+    return inputs
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says of itself: a type of its own that is to go, torchvision."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated", FutureWarning)
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def _metadata(bound: Bound, dtype: str) -> dict[str, str]:
+    return {
+        "smollm2.entry": bound.entry.name,
+        "smollm2.signature": bound.entry.signature,
+        "smollm2.sizes": json.dumps(dict(bound.sizes)),
+        "smollm2.dtype": dtype,
+        "smollm2.config": json.dumps(bound.config.to_dict()),
+    }
+
+
+def _write(
+    program: ONNXProgram, path: Path, *, external: bool, say: Callable[[str], object]
+) -> int:
+    """Write the file in a folder beside its place, check it there, and move it; returns bytes."""
+    import onnx
+
+    with TemporaryDirectory(prefix=".", suffix=".tmp", dir=path.parent) as folder:
+        written = Path(folder) / path.name
+        program.save(written, external_data=external)
+        say(f"checking {path.name}")
+        onnx.checker.check_model(written, full_check=True)
+        files = sorted(Path(folder).iterdir(), key=lambda file: file.name, reverse=True)
+        nbytes = sum(file.stat().st_size for file in files)
+        for file in files:  # the weights first
+            file.replace(path.parent / file.name)
+    if not external:
+        _data_file(path).unlink(missing_ok=True)
+    return nbytes
+
+
+def _data_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.data")
+
+
+def _nbytes(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> int:
+    return sum(map(prod, shapes.values())) * DENSE_DTYPES[ONNX_DTYPES[dtype]].itemsize

@@ -1,0 +1,102 @@
+"""SmolLM2 as a Flax NNX module: the same text over parameters in a tree of named parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from smollm2.backends.jax import losses
+from smollm2.backends.jax.ops import JaxOps
+from smollm2.weights import Weights
+
+
+class Tree(nnx.Module):
+    """A part of the names of a model's tensors, as ``model.layers.0.mlp``."""
+
+
+class SmolLM2(nnx.Module):
+    """A model whose ``nnx.state`` is its tensors: ``model.embed_tokens.weight`` and so on.
+
+    A tied head is no parameter of its own. Made by ``JaxModel.as_nnx``; what training has made of
+    it computes on as ``JaxModel(module.ops, module.weights)``.
+    """
+
+    def __init__(self, ops: JaxOps, weights: Weights[jax.Array]) -> None:
+        self.ops = ops
+        self.tied = weights.head is None
+        params = {tuple(name.split(".")): nnx.Param(array) for name, array in weights.items()}
+        for name, part in _parts(params).items():
+            setattr(self, name, part)
+
+    @property
+    def parameters(self) -> dict[str, nnx.Param[jax.Array]]:
+        """The parameters under their canonical names, in file order."""
+        return dict(self._records().items())
+
+    @property
+    def weights(self) -> Weights[jax.Array]:
+        """The values of the parameters, as records."""
+        return self._records().map(lambda _, param: param[...])
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+    ) -> jax.Array:
+        """Logits [B, S, V] float32 of sequences [B, S].
+
+        ``attention_mask`` [B, S] is 0 where there is padding, on whatever side. ``position_ids``
+        [B, S] rise; without them the first token that is not padding is at 0.
+        """
+        rows, size = input_ids.shape
+        mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
+        if position_ids is None:
+            position_ids = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+        segments = jnp.where(mask == 0, -1, jnp.arange(rows)[:, None])
+        flat = [jnp.reshape(array, -1) for array in (input_ids, position_ids, segments)]
+        logits = losses.logits_packed(self.weights, *flat, ops=self.ops, reach=size)
+        return logits.reshape(rows, size, -1)
+
+    def loss_packed(self, *arrays: jax.Array, reach: int | None = None) -> jax.Array:
+        """Sum of factors · -log p(target) of packed sequences; see ``losses.loss_packed``."""
+        return losses.loss_packed(self.weights, *arrays, ops=self.ops, reach=reach)
+
+    def log_probs_packed(self, *arrays: jax.Array, reach: int | None = None) -> jax.Array:
+        """Log-probability of each target; see ``losses.log_probs_packed``."""
+        return losses.log_probs_packed(self.weights, *arrays, ops=self.ops, reach=reach)
+
+    def hidden_packed(self, *arrays: jax.Array, reach: int | None = None) -> jax.Array:
+        """Hidden states after the final norm; see ``losses.hidden_packed``."""
+        return losses.hidden_packed(self.weights, *arrays, ops=self.ops, reach=reach)
+
+    def _records(self) -> Weights[nnx.Param[jax.Array]]:
+        def param(name: str) -> nnx.Param[jax.Array]:
+            node: Any = self
+            for part in name.split("."):
+                node = node[int(part)] if part.isdecimal() else getattr(node, part)
+            found: nnx.Param[jax.Array] = node
+            return found
+
+        return Weights.build(param, num_layers=self.ops.config.num_hidden_layers, tied=self.tied)
+
+
+def _parts(params: Mapping[tuple[str, ...], nnx.Param[jax.Array]]) -> dict[str, Any]:
+    """What lies under each first segment of names: a parameter, a tree or a list of trees."""
+    below: dict[str, dict[tuple[str, ...], nnx.Param[jax.Array]]] = {}
+    for (first, *rest), param in params.items():
+        below.setdefault(first, {})[tuple(rest)] = param
+    return {name: part.get(()) or _tree(_parts(part)) for name, part in below.items()}
+
+
+def _tree(parts: dict[str, Any]) -> Any:
+    if all(name.isdecimal() for name in parts):
+        return nnx.List(parts.values())
+    tree = Tree()
+    for name, part in parts.items():
+        setattr(tree, name, part)
+    return tree

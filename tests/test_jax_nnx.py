@@ -1,0 +1,135 @@
+"""The NNX module: its state, its logits, and what optimizers make of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tiny import random_weights, tiny_config
+from tests.training import hf_loss, hf_model, packed
+
+jax = pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
+optax = pytest.importorskip("optax")
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from smollm2.backends.jax.model import JaxModel  # noqa: E402
+from smollm2.backends.jax.nnx import SmolLM2  # noqa: E402
+from smollm2.backends.jax.ops import JaxOps  # noqa: E402
+
+CONFIG = tiny_config()
+UNTIED = tiny_config(tie_word_embeddings=False)
+WEIGHTS = random_weights(CONFIG, seed=3)
+
+
+def module_of(config: Any = CONFIG) -> SmolLM2:
+    weights = random_weights(config, seed=3)
+    return SmolLM2(JaxOps(config), jax.tree.map(jax.numpy.asarray, weights))
+
+
+@pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "untied"])
+def test_state_is_the_named_tree(config: Any) -> None:
+    """Feature row 107: every tensor under its name, a tied head once, and nothing else."""
+    module = module_of(config)
+    assert list(module.parameters) == list(config.shapes)
+    paths = {
+        ".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(module, nnx.Param))
+    }
+    assert paths == set(config.shapes)
+    assert len(jax.tree.leaves(nnx.state(module))) == len(config.shapes)
+    for name, array in random_weights(config, seed=3).items():
+        np.testing.assert_array_equal(module.parameters[name][...], array)
+
+
+def test_split_and_merge_give_the_same_model() -> None:
+    module = module_of()
+    graph, state = nnx.split(module)
+    doubled = nnx.merge(graph, jax.tree.map(lambda x: 2 * x, state))
+    name = "model.layers.1.mlp.down_proj.weight"
+    np.testing.assert_array_equal(doubled.parameters[name][...], 2 * module.parameters[name][...])
+    ids = np.arange(6)[None]
+    np.testing.assert_array_equal(nnx.merge(graph, state)(ids), module(ids))
+    assert not np.allclose(doubled(ids), module(ids))
+
+
+def test_logits_equal_those_of_transformers_padded_left_and_right() -> None:
+    """Feature rows 52, 152."""
+    ids = np.random.default_rng(1).integers(0, 96, (3, 20))
+    mask = np.ones_like(ids)
+    mask[0, :6] = 0
+    mask[2, 15:] = 0
+    reference = hf_model(CONFIG, WEIGHTS)
+    with torch.no_grad():
+        expected = reference(
+            torch.tensor(ids),
+            attention_mask=torch.tensor(mask),
+            position_ids=torch.tensor(np.maximum(mask.cumsum(1) - 1, 0)),
+        ).logits.numpy()
+    got = module_of()(ids, mask)
+    real = mask > 0
+    np.testing.assert_allclose(np.asarray(got)[real], expected[real], atol=5e-5)
+    whole = module_of()(ids[1:2])
+    np.testing.assert_allclose(whole[0], expected[1], atol=5e-5)
+    shifted = module_of()(ids[1:2], position_ids=np.arange(9, 29)[None])
+    np.testing.assert_allclose(shifted[0], expected[1], atol=1e-3)
+
+
+OPTIMIZERS = {
+    "sgd": (lambda: optax.sgd(1e-3, momentum=0.9), lambda p: torch.optim.SGD(p, 1e-3, 0.9)),
+    "adamw": (
+        lambda: optax.adamw(1e-3, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01),
+        lambda p: torch.optim.AdamW(p, 1e-3, (0.9, 0.999), 1e-8, 0.01),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_of_optax_equal_those_of_torch(name: str) -> None:
+    """Feature row 117: the losses of two steps, and of what they lead to."""
+    ours, theirs = OPTIMIZERS[name]
+    batch = packed([9, 40, 14], vocabulary=96, padding=1)
+    module, reference = module_of(), hf_model(CONFIG, WEIGHTS)
+    optimizer = nnx.Optimizer(module, ours(), wrt=nnx.Param)
+    other = theirs(reference.parameters())
+
+    @nnx.jit
+    def step(module: SmolLM2, optimizer: Any, arrays: Any) -> Any:
+        loss, gradients = nnx.value_and_grad(lambda module: module.loss_packed(*arrays))(module)
+        optimizer.update(module, gradients)
+        return loss
+
+    losses, expected = [], []
+    for _ in range(3):
+        losses.append(float(step(module, optimizer, batch.arrays)))
+        other.zero_grad()
+        loss = hf_loss(reference, batch)
+        loss.backward()
+        other.step()
+        expected.append(loss.item())
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert losses[2] < losses[1] < losses[0]
+    before = random_weights(CONFIG, seed=3)
+    for name, array in before.items():
+        moved = np.abs(np.asarray(module.parameters[name][...]) - array).max()
+        assert moved > 0, name
+
+
+def test_what_was_trained_computes_on() -> None:
+    module = module_of()
+    norm = module.parameters["model.norm.weight"]
+    norm[...] = 2 * norm[...]
+    model = JaxModel(module.ops, module.weights)
+    ids = np.arange(5)
+    batch = packed([5], vocabulary=96)
+    np.testing.assert_allclose(
+        module.hidden_packed(*batch.arrays[:3]),
+        2 * np.asarray(module_of().hidden_packed(*batch.arrays[:3])),
+        rtol=1e-6,
+    )
+    from smollm2.batch import Batch, Span
+
+    logits = model.forward(Batch.build([Span(0, 0, ids.tolist(), "all")]))
+    np.testing.assert_allclose(module(ids[None])[0], logits, atol=1e-5)

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-pytest.importorskip("jax")
+jax = pytest.importorskip("jax")
 
-from smollm2.backends.jax import backend
-from smollm2.backends.jax.model import JaxModel
-from tests.backend_rules import CONFIG, WEIGHTS, BackendRules
+import smollm2  # noqa: E402
+from smollm2.backends import numpy as reference  # noqa: E402
+from smollm2.backends.jax import backend, model as compiled  # noqa: E402
+from smollm2.backends.jax.inputs import fit, fit_tokens, inputs_of, joined, parted  # noqa: E402
+from smollm2.backends.jax.layers import is_stacked, unstacked  # noqa: E402
+from smollm2.backends.jax.model import JaxModel  # noqa: E402
+from smollm2.batch import Batch, Span  # noqa: E402
+from smollm2.errors import InputError, NumericsError  # noqa: E402
+from smollm2.quantize import Quantized, as_float32  # noqa: E402
+from smollm2.sampling import Choice, Sampler, SamplingParams  # noqa: E402
+from tests.backend_rules import CONFIG, IDS, WEIGHTS, BackendRules, full, over_pages, spans  # noqa: E402
+from tests.conftest import DATA  # noqa: E402
+from tests.entry_rules import EntryRules  # noqa: E402
+from tests.tiny import random_weights, tiny_config  # noqa: E402
+
+OWN_HEAD_SIZE = tiny_config(head_dim=24, num_attention_heads=6, num_key_value_heads=3)
+UNTIED = tiny_config(tie_word_embeddings=False, num_key_value_heads=4)
 
 
 @pytest.fixture(scope="session")
@@ -16,5 +37,358 @@ def model() -> JaxModel:
     return backend.load(CONFIG, WEIGHTS, device="cpu")
 
 
+@pytest.fixture
+def compilations() -> Callable[[], int]:
+    """Says how many forms of the forward have been compiled since the test began."""
+    compiled.run.clear_cache()
+    return compiled.run._cache_size
+
+
 class TestRules(BackendRules):
     """What every backend keeps to."""
+
+
+class TestEntries(EntryRules):
+    """What every backend's entries keep to."""
+
+
+class TestUnrolledRules(BackendRules):
+    """The same of layers that are compiled one by one."""
+
+    @pytest.fixture(scope="class")
+    def model(self) -> JaxModel:
+        return backend.load(CONFIG, WEIGHTS, compile="xla")
+
+
+# Against NumPy
+
+
+@pytest.mark.parametrize("config", [CONFIG, OWN_HEAD_SIZE, UNTIED], ids=["gqa", "own", "untied"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_dtype_is_near_float32(config: Any, dtype: str) -> None:
+    """Prefill, decode and no cache, beside NumPy in float32 with the same rounded weights."""
+    weights = random_weights(config, seed=5, dtype=jax.numpy.dtype(dtype))
+    lm = backend.load(config, weights)
+    assert lm.dtype == dtype
+    assert lm.traffic.token == lm.dtype.itemsize * 2 * config.num_hidden_layers * (
+        config.num_key_value_heads * config.head_dim
+    )
+    expected = full(reference.backend.load(config, weights), IDS[:70])
+    cache = lm.new_cache(2, 100)
+    first = lm.forward(spans(cache, Span(1, 0, IDS[:69], "all")), cache)
+    second = lm.forward(spans(cache, Span(1, 69, IDS[69:70])), cache)
+    limit = {"float32": 2e-5, "bfloat16": 0.1, "float16": 0.02}[dtype]
+    for got in (np.concatenate([first, second]), full(lm, IDS[:70])):
+        assert got.dtype == np.float32
+        assert np.sqrt(((got - expected) ** 2).mean()) < limit * np.sqrt((expected**2).mean())
+
+
+def test_long_prompts_attend_in_chunks(model: JaxModel) -> None:
+    """More queries than one chunk has, in a cache and in segments of several lengths."""
+    config = tiny_config(max_position_embeddings=2048)
+    ids = [int(i) for i in np.random.default_rng(1).integers(0, 96, 1200)]
+    ours, theirs = (each.load(config, WEIGHTS) for each in (backend, reference.backend))
+    cache, other = ours.new_cache(2), theirs.new_cache(2)
+    for part in (Span(1, 0, ids[:700], "all"), Span(1, 700, ids[700:], "all")):
+        got = ours.forward(spans(cache, part), cache)
+        np.testing.assert_allclose(
+            got, theirs.forward(spans(other, part), other), rtol=1e-4, atol=2e-5
+        )
+    for lengths in ([1200], [300, 20, 1, 600], [90] * 10):
+        batch = Batch.build([Span(0, 0, ids[:length], "all") for length in lengths])
+        np.testing.assert_allclose(ours.forward(batch), theirs.forward(batch), rtol=1e-4, atol=2e-5)
+
+
+def test_segments_in_parts_see_all_of_theirs(model: JaxModel) -> None:
+    """A batch made by hand, whose segments take turns, gives what it gives in order."""
+    from dataclasses import replace
+
+    order = np.random.default_rng(0).permutation(60)
+    batch = Batch.build([Span(0, 0, IDS[:40], "all"), Span(0, 0, IDS[40:60], "all")])
+    mixed = replace(
+        batch,
+        **{
+            name: getattr(batch, name)[order]
+            for name in ("ids", "positions", "rows", "slots", "segments")
+        },
+    )
+    assert inputs_of(mixed, num_pages=None).reach == 64
+    np.testing.assert_allclose(
+        model.forward(mixed), model.forward(batch)[order], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_quantized_weights_are_float32_and_others_their_own() -> None:
+    def quantized(name: str, weight: NDArray[Any]) -> Any:
+        if weight.ndim == 1:
+            return weight
+        groups = np.zeros((weight.size // 32, 34), np.uint8)
+        groups[:, :2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+        groups[:, 2:] = np.random.default_rng(len(name)).integers(0, 256, (len(groups), 32))
+        return Quantized("Q8_0", weight.shape, groups.reshape(weight.shape[0], -1))
+
+    weights = WEIGHTS.map(quantized)
+    lm = backend.load(CONFIG, weights)
+    assert lm.dtype == "float32"
+    dense = reference.backend.load(CONFIG, weights.map(lambda _, weight: as_float32(weight)))
+    np.testing.assert_allclose(full(lm, IDS[:30]), full(dense, IDS[:30]), rtol=1e-4, atol=1e-4)
+    assert backend.load(CONFIG, weights, dtype="bfloat16").dtype == "bfloat16"
+
+
+def test_stacked_layers_are_those_layers(model: JaxModel) -> None:
+    assert is_stacked(model.weights.blocks)
+    named = dict(unstacked(model.weights).items())
+    assert list(named) == list(CONFIG.shapes)
+    for name, array in WEIGHTS.items():
+        np.testing.assert_array_equal(named[name], array)
+    unrolled = backend.load(CONFIG, WEIGHTS, compile="xla").weights
+    assert unstacked(unrolled) is unrolled
+    assert not is_stacked(unrolled.blocks)
+
+
+# Sampling
+
+
+def test_choices_are_those_of_numpy(model: JaxModel) -> None:
+    """cases: N14; of several rows, drawn, greedy and penalized, and the cache goes on."""
+    options: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.9, "seed": 4},
+        {"temperature": 1.1, "top_k": 20, "top_p": 0.8, "seed": 5},
+        {"repetition_penalty": 1.5},
+    ]
+    samplers = [Sampler(SamplingParams(**each), (2,)) for each in options]
+    outputs = []
+    for lm in (model, reference.backend.load(CONFIG, WEIGHTS)):
+        cache = lm.new_cache(4, 64)
+        feed = [IDS[10 * row : 10 * row + 7 + row] for row in range(4)]
+        texts: list[list[int]] = [[] for _ in feed]
+        for _ in range(12):
+            parts = [Span(row, cache.lengths[row], ids) for row, ids in enumerate(feed)]
+            choices = [
+                Choice(sampler, part.start + len(part.ids), [1], text)
+                for sampler, part, text in zip(samplers, parts, texts, strict=True)
+            ]
+            ids = lm.choose(spans(cache, *parts), choices, cache)
+            feed = [[i] for i in ids]
+            for text, i in zip(texts, ids, strict=True):
+                text.append(i)
+        outputs.append(texts)
+    assert outputs[0] == outputs[1]
+    with pytest.raises(InputError, match="4 wanted tokens need as many choices"):
+        model.choose(spans(cache, *parts), choices[:1])
+
+
+def test_logits_that_are_no_numbers_are_named() -> None:
+    """cases: N1"""
+    broken = WEIGHTS.map(lambda name, w: w * np.nan if name == "model.norm.weight" else w)
+    lm = backend.load(CONFIG, broken)
+    choice = Choice(Sampler(SamplingParams()), 3)
+    with pytest.raises(NumericsError, match="logits at position 3 hold NaN"):
+        lm.choose(Batch.build([Span(0, 0, IDS[:3])]), [choice])
+
+
+def test_values_that_are_no_numbers_do_not_stay(model: JaxModel) -> None:
+    """What a row of the storage held before, beyond its tokens, is not seen."""
+    cache = model.new_cache(1, 64)
+    model.forward(spans(cache, Span(0, 0, IDS[:30])), cache)
+    cache.storage = jax.tree.map(lambda x: x * np.nan, cache.storage)
+    cache.reset()
+    got = model.forward(spans(cache, Span(0, 0, IDS[:9])), cache)
+    np.testing.assert_allclose(got[0], full(model, IDS[:9])[-1], rtol=1e-4, atol=1e-5)
+
+
+# What is compiled
+
+
+def test_a_decode_is_compiled_once_for_each_doubling(
+    model: JaxModel, compilations: Callable[[], int]
+) -> None:
+    """200 positions: rooms of 64, 128 and 200 tokens; positions are numbers that go in."""
+    cache = model.new_cache(1, 200)
+    for position, token in enumerate(IDS):
+        model.forward(spans(cache, Span(0, position, [token])), cache)
+    assert compilations() == 3
+
+
+def test_prompts_of_any_length_are_compiled_a_few_times(
+    model: JaxModel, compilations: Callable[[], int]
+) -> None:
+    for length in range(1, 201):
+        model.forward(Batch.build([Span(0, 0, IDS[:length])]))
+    forms = {fit_tokens(length) for length in range(1, 201)}
+    assert len(forms) == 11
+    # Of each form, with how far a token can see: powers of two up to all.
+    assert compilations() <= len(forms) + 8
+
+
+def test_pages_are_numbers_that_go_in(model: JaxModel, compilations: Callable[[], int]) -> None:
+    cache = model.new_paged_cache(9)
+    for pages in ([1, 2], [5, 3], [8, 7]):
+        model.forward(over_pages([pages], Span(0, 0, IDS[:70])), cache)
+        for position in range(70, 75):
+            model.forward(over_pages([pages], Span(0, position, IDS[:1])), cache)
+    assert compilations() == 2
+
+
+def test_equal_models_share_what_is_compiled(
+    model: JaxModel, compilations: Callable[[], int]
+) -> None:
+    other = backend.load(CONFIG, random_weights(CONFIG, seed=9))
+    assert not np.allclose(full(model, IDS[:9]), full(other, IDS[:9]))
+    assert compilations() == 1
+
+
+@pytest.mark.parametrize("compiler", [None, "xla"])
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_step_updates_the_cache_in_place(compiler: str | None, paged: bool, count: int) -> None:
+    """The memory stays, and the compiled step holds no copy of the storage."""
+    lm = backend.load(CONFIG, WEIGHTS, compile=compiler)
+    cache = lm.new_paged_cache(40) if paged else lm.new_cache(1, 256)
+
+    def batch(start: int, ids: list[int]) -> Batch:
+        span = Span(0, start, ids)
+        return over_pages([range(1, 5)], span) if paged else spans(cache, span)
+
+    lm.forward(batch(0, IDS[:200]), cache)
+    arrays = [array for stored in cache.storage for array in stored]
+    places = [array.unsafe_buffer_pointer() for array in arrays]
+    for step in range(3):
+        lm.forward(batch(200 + count * step, IDS[:count]), cache)
+    assert all(array.is_deleted() for array in arrays)
+    assert [a.unsafe_buffer_pointer() for stored in cache.storage for a in stored] == places
+    ints, form = joined(inputs_of(batch(215, IDS[:count]), num_pages=cache.layout.pages))
+    lowered = compiled.run.lower(
+        lm.weights, ints, cache.storage, ops=lm.ops, form=form, output="logits"
+    )
+    program = lowered.compile().as_text()
+    for stored in cache.storage:
+        for array in stored:
+            shape = f"f32[{','.join(map(str, array.shape))}]"
+            copies = [
+                line for line in program.splitlines() if f"= {shape}" in line and " copy(" in line
+            ]
+            assert not copies
+
+
+def test_a_failed_forward_can_be_repeated(model: JaxModel, monkeypatch: Any) -> None:
+    cache = model.new_cache(1, 32)
+    model.forward(spans(cache, Span(0, 0, IDS[:8])), cache)
+    batch = spans(cache, Span(0, 8, IDS[8:20]))
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "run", broken)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            model.forward(batch, cache)
+    assert cache.lengths == (8,)
+    got = model.forward(batch, cache)
+    np.testing.assert_allclose(got[0], full(model, IDS[:20])[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_attention_without_a_cache_has_a_derivative(model: JaxModel) -> None:
+    """Of stacked and of single layers, in several chunks: the same, and that of differences."""
+    from smollm2.model import forward
+
+    config = tiny_config(max_position_embeddings=1024)
+    ids = [int(i) for i in np.random.default_rng(2).integers(0, 96, 300)]
+    inputs = inputs_of(Batch.build([Span(0, 0, ids, "all")]), num_pages=None)
+    ops = type(model.ops)(config)
+
+    def loss(weights: Any) -> Any:
+        logits = forward(weights, ops, ops.plan(inputs))
+        return jax.nn.log_softmax(logits)[:, 7].mean()
+
+    stacked = backend.load(config, WEIGHTS).weights
+    gradient = jax.jit(jax.grad(loss))(stacked)
+    single = jax.jit(jax.grad(loss))(unstacked(stacked))
+    for (name, ours), theirs in zip(
+        unstacked(gradient).items(), dict(single.items()).values(), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6, err_msg=name)
+    value = jax.jit(loss)
+    for step in (1e-2,):
+        moved = [jax.tree.map(lambda w, g: w + s * g, stacked, gradient) for s in (step, -step)]  # noqa: B023
+        difference = (value(moved[0]) - value(moved[1])) / (2 * step)
+        squares = sum(float((g**2).sum()) for g in jax.tree.leaves(gradient))
+        assert difference == pytest.approx(squares, rel=0.05)
+
+
+# Batches as arrays
+
+
+def test_rungs() -> None:
+    assert [fit(n) for n in (0, 1, 2, 3, 5, 64, 65)] == [1, 1, 2, 4, 8, 64, 128]
+    assert [fit_tokens(n) for n in (1, 3, 33, 48, 64, 65, 96, 97, 200, 400)] == [
+        *(1, 4, 64, 64, 64, 96, 96, 128, 256, 512)
+    ]
+
+
+def test_what_is_joined_comes_apart_again(model: JaxModel) -> None:
+    cache = model.new_cache(3, 64)
+    inputs = inputs_of(spans(cache, Span(0, 0, IDS[:5]), Span(2, 0, IDS[:1])), num_pages=3)
+    array, form = joined(inputs)
+    assert array.dtype == np.int32
+    again = parted(jax.numpy.asarray(array), form)
+    assert jax.tree.structure(again) == jax.tree.structure(inputs)
+    for ours, theirs in zip(jax.tree.leaves(again), jax.tree.leaves(inputs), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert hash(form) == hash(joined(inputs)[1])
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quant": "q8"}, "jax backend has no option quant: leave it out"),
+        ({"threads": 2}, "no option threads"),
+        ({"kv": "int8"}, "no option kv"),
+        ({"mmap": True}, "no option mmap"),
+        ({"compile": "inductor"}, "compile='inductor' is not of jax: give 'xla' or None"),
+        ({"numerics": "wild"}, "numerics='wild' is not known: give 'exact' or 'fast'"),
+        ({"dtype": "int8"}, "dtype='int8' is not of jax: choose from float32, bfloat16, float16"),
+        ({"device": "cuda"}, "device='cuda' is not of jax: give cpu, gpu, tpu"),
+        ({"device": "cpu:x"}, "device='cpu:x' is not of jax"),
+        ({"device": "cpu:99"}, r"device='cpu:99': JAX finds \d+ of cpu"),
+        ({"device": "tpu"}, "device='tpu': JAX finds no tpu on this machine"),
+    ],
+)
+def test_options_that_it_does_not_have(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        backend.load(CONFIG, WEIGHTS, **options)
+
+
+def test_numerics_and_devices(model: JaxModel) -> None:
+    fast = backend.load(CONFIG, WEIGHTS, device="cpu:0", numerics="fast")
+    np.testing.assert_allclose(full(fast, IDS[:9]), full(model, IDS[:9]), rtol=1e-2, atol=1e-2)
+    assert fast.weights.final_norm.devices() == {jax.devices("cpu")[0]}
+
+
+def test_a_closed_model_says_so() -> None:
+    lm = backend.load(CONFIG, WEIGHTS)
+    lm.close()
+    lm.close()
+    for use in (lm.forward, lm.hidden):
+        with pytest.raises(InputError, match="closed"):
+            use(Batch.build([Span(0, 0, [1])]))
+
+
+# The real weights
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_greedy_ids_of_the_golden_file(real_gguf: Path) -> None:
+    """The continuations that transformers gave in float32, up to a near-tie."""
+    cases = json.loads((DATA / "model.json").read_text())["cases"]
+    model = smollm2.load(real_gguf, backend="jax")
+    for case in cases:
+        margins = case["greedy_margins"]
+        certain = next((i for i, margin in enumerate(margins) if margin < 0.02), len(margins))
+        g = model.generate(case["prompt_ids"], max_tokens=len(margins))
+        assert list(g.token_ids[:certain]) == case["greedy_ids"][:certain], case["name"]

@@ -47,8 +47,13 @@ def row_attention(
     positions: jax.Array,
     precision: Precision,
 ) -> jax.Array:
-    """Attention [N, Q, H, D] where key s is visible from position s on; ``positions`` [N, Q]."""
+    """Attention [N, Q, H, D] where key s is visible from position s on; ``positions`` [N, Q].
+
+    What lies behind the last of them may be anything, NaN too, which a weight of 0 would not hide.
+    """
     places = jnp.arange(keys.shape[3])
+    used = places <= jnp.max(positions, axis=1, keepdims=True)
+    values = jnp.where(used[:, None, :, None], values, 0)
 
     def part(start: jax.Array, query: jax.Array, positions: jax.Array) -> jax.Array:
         visible = places <= positions[:, :, None]
@@ -72,9 +77,8 @@ def segment_attention(
     tokens before it.
     """
     tokens = len(query)
-    span = tokens
-    if tokens > QUERY_CHUNK and reach + QUERY_CHUNK < tokens:
-        span = reach + QUERY_CHUNK
+    span = min(reach + QUERY_CHUNK, tokens)
+    if span < tokens:
         key, value = (jnp.pad(x, ((reach, 0), (0, 0), (0, 0))) for x in (key, value))
         of_keys = jnp.pad(positions, (reach, 0)), jnp.pad(segments, (reach, 0), constant_values=-2)
     else:

@@ -16,7 +16,8 @@ import numpy as np
 from jax.tree_util import register_dataclass
 from numpy.typing import NDArray
 
-from smollm2.backends.groups import Group, groups_of
+from smollm2.backends.groups import NEVER, Group, groups_of
+from smollm2.backends.jax.attention import QUERY_CHUNK
 from smollm2.batch import Batch
 
 X = TypeVar("X")
@@ -34,7 +35,7 @@ class Rows:
     """N rows of a cache with Q queries each, and the keys that these may see.
 
     - ``queries`` [N, Q]: tokens; None where they are all tokens, in order
-    - ``positions`` [N, Q]: of the queries, which see the keys up to there
+    - ``positions`` [N, Q]: of the queries, which see the keys up to there; 0 where they pad
     - ``table`` [N, P]: pages in order of their places; None where row n is page n of all there are
     - ``span``: places of a page that may hold something
     """
@@ -103,16 +104,14 @@ def inputs_of(batch: Batch, *, num_pages: int | None) -> Inputs:
         return _with(inputs, segments=segments, reach=_reach(batch, tokens))
     pages, offsets = np.divmod(batch.slots, batch.page_size)
     groups = groups_of(batch, cached=True, fit=fit)
-    rows = tuple(_rows(group, batch, num_pages, len(groups.parts) == 1) for group in groups.parts)
-    places = groups.places
-    if places is None and tokens != len(batch):
-        places = np.arange(len(batch), dtype=np.int32)
+    ordered = len(groups.parts) == 1 and _is_ordered(groups.parts[0].queries, len(batch), tokens)
+    places = np.arange(len(batch), dtype=np.int32) if groups.places is None else groups.places
     return _with(
         inputs,
         pages=_padded(pages, max(tokens, 2), fill=num_pages),
         offsets=_padded(offsets, max(tokens, 2)),
-        rows=rows,
-        places=None if places is None else _padded(places, tokens),
+        rows=tuple(_rows(group, batch, num_pages, ordered) for group in groups.parts),
+        places=None if ordered else _padded(places, tokens),
     )
 
 
@@ -136,24 +135,27 @@ def _reach(batch: Batch, tokens: int) -> int:
     if not (whole and np.isin(falls, changes).all()):
         return tokens
     first = starts[np.searchsorted(starts, index, side="right") - 1]
-    return min(fit(int((index - first).max()) + 1), tokens)
+    reach = fit(int((index - first).max()) + 1)
+    return reach if reach + QUERY_CHUNK < tokens else tokens
 
 
-def _rows(group: Group, batch: Batch, num_pages: int, alone: bool) -> Rows:
+def _is_ordered(queries: NDArray[np.int32], count: int, tokens: int) -> bool:
+    """Whether a step of decode, [N, 1], has its tokens in order, as many as there are with padding.
+
+    Nothing else is called so, though it may be, so that fewer forms occur.
+    """
+    return queries.shape == (tokens, 1) and np.array_equal(queries[:count, 0], np.arange(count))
+
+
+def _rows(group: Group, batch: Batch, num_pages: int, ordered: bool) -> Rows:
     if group.pages is not None:
         table, span = group.pages[:, None], room_of(group.keys.shape[1], batch.page_size)
     else:
         table, span = group.keys[:, :: batch.page_size] // batch.page_size, batch.page_size
-    count = group.queries.size
-    ordered = (
-        alone
-        and len(batch) == count
-        and np.array_equal(group.queries.reshape(-1), np.arange(count))
-    )
     every = len(table) == num_pages and bool((table[:, 0] == np.arange(num_pages)).all())
     return Rows(
         queries=None if ordered else group.queries,
-        positions=group.query_positions,
+        positions=np.where(group.query_positions < NEVER - 1, group.query_positions, 0),
         table=None if every and table.shape[1] == 1 else table,
         span=span,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.backends.jax import losses
+from smollm2.backends.jax import losses, sampling
 from smollm2.backends.jax.cache import JaxCache
 from smollm2.backends.jax.inputs import Form, inputs_of, joined, parted
 from smollm2.backends.jax.layers import unstacked
@@ -31,6 +32,7 @@ from smollm2.causal_lm import (
 )
 from smollm2.errors import InputError, MissingDependencyError
 from smollm2.model import forward, hidden
+from smollm2.sampling import Choice
 from smollm2.weights import Weights
 
 if TYPE_CHECKING:
@@ -100,6 +102,14 @@ class JaxModel(LoadedModel[JaxCache]):
     def hidden(self, batch: Batch, cache: Cache | None = None) -> Floats:
         """Hidden states of the wanted tokens, [W, C]. See ``CausalLM.hidden``."""
         return self._wanted("hidden", batch, cache)
+
+    def choose(
+        self, batch: Batch, choices: Sequence[Choice], cache: Cache | None = None
+    ) -> list[int]:
+        """Token ids that follow, chosen on the device. See ``CausalLM.choose``."""
+        if len(choices) != len(batch.wanted):
+            raise InputError(f"{len(batch.wanted)} wanted tokens need as many choices")
+        return sampling.choose(self._run("logits", batch, cache), choices)
 
     def _wanted(self, output: Output, batch: Batch, cache: Cache | None) -> Floats:
         # Cut in NumPy: an operation of its own on the device takes a millisecond.

@@ -14,6 +14,7 @@ import pytest
 from smollm2 import entries
 from smollm2.backends import get_backend
 from smollm2.checkpoint import Checkpoint, load_checkpoint
+from smollm2.cli import main
 from smollm2.config import Config
 from smollm2.entries import ENTRIES
 from smollm2.errors import InputError, MissingDependencyError
@@ -192,6 +193,37 @@ def test_a_file_that_exists_is_replaced_only_on_request(
     )
     assert said == ["tracing next_token", "writing x.mlir"]
     assert path.read_text(encoding="utf-8").startswith("module @")
+
+
+def test_the_command_writes_text_or_bytecode(
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The path goes to stdout, all else to stderr."""
+    monkeypatch.chdir(tmp_path)
+    asked = ["--to", "stablehlo", "--entry", "prefill", "--bind", "B=1", "--bind", "S=8"]
+    model = str(checkpoint.path)
+    assert main(["export", model, *asked]) == 0
+    out, err = capsys.readouterr()
+    assert out == "tiny-prefill.mlir\n"
+    *stages, remark, total = err.splitlines()
+    assert stages == ["tracing prefill", "writing tiny-prefill.mlir"]
+    assert remark == "weights are arguments of the program: their values are not in it"
+    assert total.startswith("tiny-prefill.mlir: ")
+    text = (tmp_path / "tiny-prefill.mlir").read_text(encoding="utf-8")
+    assert "tensor<1x8xi32>" in text
+    assert "tensor<257x2x16xf32>" in text
+    assert main(["export", model, "-o", "x.mlirbc", "--quant", "bf16", *asked]) == 0
+    with ir.Context() as context:
+        data = (tmp_path / "x.mlirbc").read_bytes()
+        assert "xbf16>" in str(stablehlo.deserialize_portable_artifact(context, data))
+    capsys.readouterr()
+    assert main(["export", model, "-o", "y.mlir", *asked[:-2]]) == 1
+    assert "error: S of entry prefill is not bound" in capsys.readouterr().err
+    assert main(["export", model, "--to", "stablehlo"]) == 2
+    assert "--to stablehlo needs --entry" in capsys.readouterr().err
 
 
 def test_jax_is_asked_for_by_name(

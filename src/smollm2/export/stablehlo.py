@@ -69,7 +69,8 @@ def export_stablehlo(
     say(f"writing {path.name}")
     with atomic_write(path) as file:
         file.write(data)
-    return Exported(path, len(data), time.perf_counter() - began, ())
+    remarks = ("weights are arguments of the program: their values are not in it",)
+    return Exported(path, len(data), time.perf_counter() - began, (), remarks)
 
 
 def check_stablehlo(path: Path, *, force: bool) -> None:

@@ -20,6 +20,7 @@ from smollm2.backends.numpy import backend
 from smollm2.cache import PAGE_SIZE, Cache
 from smollm2.causal_lm import CausalLM
 from smollm2.errors import CacheError, InputError
+from smollm2.sampling import Sampler, SamplingParams
 from tests.backend_rules import CONFIG, IDS, WEIGHTS
 
 Rows = Sequence[Sequence[int]]
@@ -181,6 +182,14 @@ class EntryRules:
         expected = [[*PROMPTS[0], 5, 6, 1], [*PROMPTS[1], 8, 2], [*PROMPTS[2], 3]]
         self.close(got, last(model, expected))
 
+    def test_a_row_without_a_token_may_hold_anything(self, model: CausalLM) -> None:
+        cache = model.new_cache(2, 32)
+        entries.prefill(model, cache, TOKENS[:2, :9], attention_mask=[[1] * 9, [0] * 9])
+        assert cache.lengths == (9, 0)
+        got = entries.decode(model, cache, TOKENS[:2, 9:10], 9, attention_mask=[[1], [0]])
+        self.close(got[:1], last(model, TOKENS[:1, :10]))
+        assert not got[1].any()
+
     def test_prefill_needs_what_comes_before_and_decode_something(self, model: CausalLM) -> None:
         cache = model.new_cache(2, 32)
         for rows, pos, message in [(2, 0, "row 0 is empty: prefill"), (2, 3, "row 0 is empty")]:
@@ -231,6 +240,13 @@ class EntryRules:
         ]:
             with pytest.raises(error, match=message):
                 entries.prefill_slots(model, cache, tokens, slots, counts)
+
+    def test_a_prompt_of_no_tokens_leaves_its_row_alone(self, model: CausalLM) -> None:
+        cache = model.new_cache(2, 64)
+        got = entries.prefill_slots(model, cache, TOKENS[:2], [1, 0], [30, 0])
+        self.close(got[:1], last(model, TOKENS[:1]))
+        assert not got[1].any()
+        assert cache.lengths == (0, 30)
 
     @pytest.mark.parametrize("padding", [0, 9])
     def test_packed_prompts_see_only_themselves(self, model: CausalLM, padding: int) -> None:
@@ -473,6 +489,11 @@ class EntryRules:
             token = TOKENS[row : row + 1, 20:21]
             got = entries.sample(model, cache, token, 20, 7 + row, 1.5, 8)
             np.testing.assert_array_equal(got[0], together[row])
+        logits = entries.decode(model, self._prefilled(model), TOKENS[:, 20:21], 20)
+        for row in rows:
+            sampler = Sampler(SamplingParams(seed=7 + row, temperature=1.5))
+            first = sampler.choose(logits[row], prompt_ids=[], output_ids=[], position=21)
+            assert together[row, 0] == first
         call = (model, self._prefilled(model), TOKENS[:, 20:21], 20)
         greedy = entries.generate(*call, 8)
         call = (model, self._prefilled(model), TOKENS[:, 20:21], 20)
@@ -538,6 +559,9 @@ class EntryRules:
         assert (got.shape, got.dtype) == (targets.shape, np.float32)
         self.close(got, self._expected_log_probs(model))
         assert not got[targets == -100].any()
+        order = np.random.default_rng(2).permutation(len(targets))
+        moved = entries.log_probs_packed(model, *(part[order] for part in arrays), targets[order])
+        self.close(moved, got[order])
 
     def test_loss_packed_is_the_weighed_sum(self, model: CausalLM) -> None:
         arrays, targets = self._sequences()

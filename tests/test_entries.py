@@ -249,6 +249,8 @@ def test_builders_know_no_library(name: str, library: str) -> None:
     padding = expected.segments < 0
     for part in (expected.ids, expected.positions, expected.rows):
         assert not part[padding].any()
+    scratch = 0 if expected.table is not None else -1
+    assert (expected.slots[padding] == scratch).all()
 
 
 def test_a_builder_can_be_traced() -> None:

@@ -148,6 +148,19 @@ def test_quantized_and_mixed_checkpoints_are_float32() -> None:
     np.testing.assert_array_equal(model.weights.token_embedding.numpy(), packed.dequantize())
 
 
+def test_memory_that_was_never_written_is_not_read(model: TorchModel) -> None:
+    """Rows of two lengths decode side by side, while new memory is full of NaN."""
+    cache = model.new_cache(2, 64)
+    torch.use_deterministic_algorithms(True)  # which fills it
+    try:
+        model.forward(spans(cache, Span(0, 0, IDS[:9]), Span(1, 0, IDS[:3])), cache)
+        logits = model.forward(spans(cache, Span(0, 9, IDS[9:10]), Span(1, 3, IDS[3:4])), cache)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for row, count in enumerate((10, 4)):
+        close(logits[row], full(model, IDS[:count])[-1])
+
+
 # Options
 
 

@@ -10,6 +10,7 @@
 - ``load_checkpoint``, ``save_checkpoint``: config, weights and tokenizer as they are
 - ``SamplingParams``: how to choose tokens; ``Generation``, ``Piece``, ``Stats``, ``Score``: results
 - ``Tokenizer``, ``StreamDecoder``, ``ChatTemplate``: usable alone
+- ``smollm2.entries``: every way to call ``model.lm`` with integers, for work on the model itself
 - errors: all under ``SmolLM2Error``, listed in ``smollm2.errors``
 
 Importing this package loads nothing but the standard library; each name is imported when it is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,20 +83,21 @@ def _spans(tokens: Tokens, order: Indices, cache: Cache | None) -> list[Span]:
     """The sequences of a pass."""
     owners: Ints = (tokens.segments if cache is None else tokens.rows)[order]
     positions = tokens.positions[order]
+    borders = owners[1:] != owners[:-1]
+    gaps = np.flatnonzero((positions[1:] != positions[:-1] + 1) & ~borders)
+    if len(gaps) > 0:
+        kind = "segment" if cache is None else "row"
+        raise InputError(
+            f"the positions of {kind} {owners[gaps[0]]} must rise by one from token to token, but "
+            f"{positions[gaps[0] + 1]} comes after {positions[gaps[0]]}: mask what is padding, and "
+            "leave no gaps"
+        )
+    bounds = [0, *(np.flatnonzero(borders) + 1).tolist(), len(order)]
     ids: list[int] = tokens.ids[order].tolist()
-    ends = [*(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(order)]
-    spans, start = [], 0
-    for end in ends:
-        owner, first, last = int(owners[start]), int(positions[start]), int(positions[end - 1])
-        if last - first != end - start - 1 or not (np.diff(positions[start:end]) == 1).all():
-            kind = "segment" if cache is None else "row"
-            raise InputError(
-                f"the positions of {kind} {owner} must rise by one from token to token, from "
-                f"{first} on: mask what is padding, and leave no gaps"
-            )
-        spans.append(Span(owner, first, ids[start:end]))
-        start = end
-    return spans
+    return [
+        Span(owners.item(start), positions.item(start), ids[start:end])
+        for start, end in pairwise(bounds)
+    ]
 
 
 def _check_slots(tokens: Tokens, order: Indices, batch: Batch) -> None:

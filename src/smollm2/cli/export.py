@@ -27,7 +27,10 @@ Paths = Annotated[
         show_default=False,
     ),
 ]
-To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="smol, gguf, huggingface or onnx.")]
+To = Annotated[
+    str,
+    typer.Option("--to", metavar="FORMAT", help="smol, gguf, huggingface, onnx or stablehlo."),
+]
 Quant = Annotated[
     str | None,
     typer.Option(
@@ -53,7 +56,9 @@ ShardSize = Annotated[
 ]
 Entry = Annotated[
     str | None,
-    typer.Option("--entry", metavar="NAME", help="Which way to call the model onnx holds."),
+    typer.Option(
+        "--entry", metavar="NAME", help="Which way to call the model onnx and stablehlo hold."
+    ),
 ]
 Bind = Annotated[
     list[str] | None,
@@ -91,7 +96,8 @@ def export(
 
     smol, which is mapped and not read, is q8, q4, q4m, q16, bf16 or f32; gguf, for llama.cpp, is
     q8_0, q4_0, q4_1, f16, bf16 or f32; huggingface is f16, bf16 or f32. onnx, for onnxruntime, is
-    f16 or f32, and one entry of the model with shapes that --bind makes static.
+    f16 or f32, and one entry of the model with shapes that --bind makes static; stablehlo, for XLA,
+    is that in f16, bf16 or f32, as text or, in a file named .mlirbc, as bytecode, without weights.
 
     Example: smollm2 export smollm2-135m-instruct --to gguf --quant q8_0
 
@@ -215,9 +221,8 @@ def _summarize(exported: Exported, terminal: Terminal) -> None:
         )
     for remark in exported.remarks:
         terminal.note(remark)
-    weights = sum(kind.weights for kind in exported.kinds)
-    bits = 8 * sum(kind.nbytes for kind in exported.kinds) / weights
-    terminal.note(
-        f"{exported.path.name}: {size_text(exported.nbytes)}, {bits:.2f} bits per weight, "
-        f"checked, in {exported.seconds:.1f} s"
-    )
+    size = size_text(exported.nbytes)
+    if weights := sum(kind.weights for kind in exported.kinds):
+        bits = 8 * sum(kind.nbytes for kind in exported.kinds) / weights
+        size += f", {bits:.2f} bits per weight, checked"
+    terminal.note(f"{exported.path.name}: {size}, in {exported.seconds:.1f} s")

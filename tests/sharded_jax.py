@@ -20,6 +20,7 @@ from smollm2.backends.jax.loading import JaxBackend
 from smollm2.backends.jax.model import JaxModel, run
 from smollm2.batch import Batch, Span
 from smollm2.config import Config
+from smollm2.sampling import Choice, Sampler, SamplingParams
 from tests.tiny import random_weights, tiny_config
 from tests.training import packed
 
@@ -53,6 +54,7 @@ def results(config: Config, **options: Any) -> dict[str, Any]:
         found["logits"] = model.forward(sequence)
         found["log_probs"] = model.log_probs(sequence, np.array([*IDS[1:], -100], np.int32))
         found["paged"] = paged(model)
+        found["sampled"] = np.array(sampled(model))
     return found
 
 
@@ -78,6 +80,14 @@ def decoded(model: JaxModel) -> dict[str, Any]:
         "decode_text": step_of.compile().as_text(),
         "cache_split": _is_split(cache.storage[0].keys),
     }
+
+
+def sampled(model: JaxModel) -> list[int]:
+    """Ids that are chosen where the logits are: greedily, drawn, and drawn from the best."""
+    spans = [Span(row, 0, IDS[row : row + 10]) for row in range(3)]
+    rows = [{"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 1.5, "top_k": 5}]
+    params = [SamplingParams(seed=7, **each) for each in rows]
+    return model.choose(Batch.build(spans), [Choice(Sampler(each), 10) for each in params])
 
 
 def paged(model: JaxModel) -> Any:

@@ -14,6 +14,7 @@ from smollm2.cli import main, targets
 from smollm2.cli.targets import TARGETS, Asked, Target
 from smollm2.export import DTYPES, GGUF_QUANTS, Exported, KindSize
 from smollm2.export.onnx import ONNX_DTYPES
+from smollm2.export.stablehlo import STABLEHLO_DTYPES
 from smollm2.kinds import QUANTS
 from tests.cli_session import write_model
 from tests.tiny import random_weights, tiny_config, write_gguf, write_hf
@@ -44,7 +45,8 @@ def test_quants_are_those_of_the_formats() -> None:
     assert sorted(TARGETS["smol"].quants) == sorted(QUANTS)
     assert sorted(TARGETS["gguf"].quants) == sorted(GGUF_QUANTS)
     assert sorted(TARGETS["huggingface"].quants) == sorted(kind.lower() for kind in DTYPES.values())
-    assert sorted(TARGETS["onnx"].quants) == sorted(kind.lower() for kind in ONNX_DTYPES.values())
+    for name, dtypes in (("onnx", ONNX_DTYPES), ("stablehlo", STABLEHLO_DTYPES)):
+        assert sorted(TARGETS[name].quants) == sorted(kind.lower() for kind in dtypes.values())
 
 
 def test_the_help_names_every_format_and_kind(capsys: Capture) -> None:
@@ -80,7 +82,7 @@ def test_another_format_is_another_row(
     path = Path("tiny-1.7B.mine")
     assert told == [(path, True), (model, path, "tiny-1.7B", True)]
     assert main(["export", str(model), "--to", "mine", "--quant", "f32"]) == 2
-    message = "error: --quant is for --to smol, gguf, huggingface, onnx, not for mine\n"
+    message = "error: --quant is for --to smol, gguf, huggingface, onnx, stablehlo, not for mine\n"
     assert capsys.readouterr().err == message
 
 

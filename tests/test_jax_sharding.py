@@ -77,6 +77,11 @@ def test_greedy_ids_are_the_same(runs: Any, one: str, two: str) -> None:
     assert runs[f"{one}/ids"].tolist() == runs[f"{two}/ids"].tolist()
 
 
+def test_ids_that_are_chosen_on_the_devices_are_the_same(runs: Any) -> None:
+    assert runs["one/sampled"].tolist() == runs["two/sampled"].tolist()
+    assert len(runs["one/sampled"]) == 3
+
+
 @pytest.mark.parametrize(("one", "two"), PAIRS)
 def test_gradients_are_the_same(runs: Any, one: str, two: str) -> None:
     sides = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from smollm2.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from smollm2.checkpoint import Checkpoint
-    from smollm2.export import Exported, Tensor
+    from smollm2.export import Exported, Progress, Tensor
 
 Paths = Annotated[
     list[str] | None,
@@ -26,6 +27,17 @@ Paths = Annotated[
         show_default=False,
     ),
 ]
+To = Annotated[
+    str,
+    typer.Option("--to", metavar="FORMAT", help="smol, gguf, huggingface, onnx or stablehlo."),
+]
+Quant = Annotated[
+    str | None,
+    typer.Option(
+        "--quant", metavar="KIND", help="Kind of the matrices.  [default: whatever loses nothing]"
+    ),
+]
+Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help="What to write.")]
 Calibration = Annotated[
     Path | None,
     typer.Option(
@@ -44,7 +56,9 @@ ShardSize = Annotated[
 ]
 Entry = Annotated[
     str | None,
-    typer.Option("--entry", metavar="NAME", help="Which way to call the model onnx holds."),
+    typer.Option(
+        "--entry", metavar="NAME", help="Which way to call the model onnx and stablehlo hold."
+    ),
 ]
 Bind = Annotated[
     list[str] | None,
@@ -52,9 +66,29 @@ Bind = Annotated[
         "--bind", metavar="SYMBOL=SIZE", help="Size of the entry's inputs, for each symbol one."
     ),
 ]
+
+
+def list_entries(asked: bool) -> None:
+    """Write the signature of each entry, if that is ``asked``, and end."""
+    if asked:
+        from smollm2.entries.table import ENTRIES
+
+        terminal = Terminal()
+        for entry in ENTRIES.values():
+            terminal.line(entry.signature)
+        raise typer.Exit
+
+
 Entries = Annotated[
-    bool, typer.Option("--entries", help="List entries, their inputs and results, and exit.")
+    bool,
+    typer.Option(
+        "--entries",
+        callback=list_entries,
+        is_eager=True,
+        help="List entries, their inputs and results, and exit.",
+    ),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace what exists.")]
 
 _SIZE = re.compile(r"(?P<count>\d{1,15}) ?(?P<unit>[KMGT]?B)", re.IGNORECASE)
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -62,26 +96,15 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 def export(
     paths: Paths = None,
-    to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="smol, gguf, huggingface or onnx.")
-    ] = "smol",
-    quant: Annotated[
-        str | None,
-        typer.Option(
-            "--quant",
-            metavar="KIND",
-            help="Kind of the matrices.  [default: whatever loses nothing]",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="OUT", help="What to write.")
-    ] = None,
+    to: To = "smol",
+    quant: Quant = None,
+    out: Out = None,
     calibration: Calibration = None,
     shard_size: ShardSize = None,
     entry: Entry = None,
     bind: Bind = None,
-    entries: Entries = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what exists.")] = False,
+    _entries: Entries = False,
+    force: Force = False,
     offline: options.Offline = False,
     no_color: options.NoColor = False,
 ) -> None:
@@ -92,16 +115,14 @@ def export(
 
     smol, which is mapped and not read, is q8, q4, q4m, q16, bf16 or f32; gguf, for llama.cpp, is
     q8_0, q4_0, q4_1, f16, bf16 or f32; huggingface is f16, bf16 or f32. onnx, for onnxruntime, is
-    f16 or f32, and one entry of the model with shapes that --bind makes static.
+    f16 or f32, and one entry of the model with shapes that --bind makes static; stablehlo, for XLA,
+    is that in f16, bf16 or f32, as text or, in a file named .mlirbc, as bytecode, without weights.
 
     Example: smollm2 export smollm2-135m-instruct --to gguf --quant q8_0
 
     Example: smollm2 export smollm2-135m-instruct --to onnx --entry prefill --bind B=1 --bind S=8
     """
     terminal = Terminal(no_color=no_color)
-    if entries:
-        _list_entries(terminal)
-        return
     given, path = _split(paths or [], out)
     of_formats = {
         "--calibration": calibration,
@@ -109,20 +130,14 @@ def export(
         "--entry": entry,
         "--bind": bind or None,
     }
-    target = target_of(to, quant, of_formats)
-    sizes = _sizes(bind or [])
+    target, sizes = target_of(to, quant, of_formats), _sizes(bind or [])
     stem = _stem(given[-1])
-    parts = [part for part in (stem, entry, quant) if part]
-    path = path or Path("-".join(parts) + target.ending)
+    path = path or Path("-".join(filter(None, (stem, entry, quant))) + target.ending)
     target.check(path, force)
     text = None if calibration is None else _calibration(calibration, quant)
     limit = None if shard_size is None else _bytes(shard_size)
     checkpoint = _load(given, terminal, offline=offline)
     with terminal.status() as say:
-
-        def show(tensor: Tensor, number: int, count: int) -> None:
-            say(f"{number}/{count} {tensor.name} {tensor.kind.lower()}")
-
         asked = Asked(
             name=stem,
             quant=quant,
@@ -131,12 +146,21 @@ def export(
             shard_size=limit,
             entry=entry,
             sizes=sizes,
-            progress=show,
+            progress=_progress(say),
             say=say,
         )
         exported = target.write(checkpoint, path, asked)
     _summarize(exported, terminal)
     terminal.line(str(path))
+
+
+def _progress(say: Callable[[str], object]) -> Progress:
+    """What tells of each tensor in a line."""
+
+    def show(tensor: Tensor, number: int, count: int) -> None:
+        say(f"{number}/{count} {tensor.name} {tensor.kind.lower()}")
+
+    return show
 
 
 def _bytes(size: str) -> int:
@@ -158,13 +182,6 @@ def _sizes(bind: list[str]) -> dict[str, int]:
         return parse_bindings(bind)
     except InputError as error:
         raise UsageError(str(error)) from None
-
-
-def _list_entries(terminal: Terminal) -> None:
-    from smollm2.entries.table import ENTRIES
-
-    for entry in ENTRIES.values():
-        terminal.line(entry.signature)
 
 
 def _calibration(path: Path, quant: str | None) -> str:
@@ -213,9 +230,8 @@ def _summarize(exported: Exported, terminal: Terminal) -> None:
         )
     for remark in exported.remarks:
         terminal.note(remark)
-    weights = sum(kind.weights for kind in exported.kinds)
-    bits = 8 * sum(kind.nbytes for kind in exported.kinds) / weights
-    terminal.note(
-        f"{exported.path.name}: {size_text(exported.nbytes)}, {bits:.2f} bits per weight, "
-        f"checked, in {exported.seconds:.1f} s"
-    )
+    size = size_text(exported.nbytes)
+    if weights := sum(kind.weights for kind in exported.kinds):
+        bits = 8 * sum(kind.nbytes for kind in exported.kinds) / weights
+        size += f", {bits:.2f} bits per weight, checked"
+    terminal.note(f"{exported.path.name}: {size}, in {exported.seconds:.1f} s")

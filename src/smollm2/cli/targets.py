@@ -149,6 +149,27 @@ def _onnx(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
     )
 
 
+def _check_stablehlo(path: Path, force: bool) -> None:
+    from smollm2.export.stablehlo import check_stablehlo
+
+    check_stablehlo(path, force=force)
+
+
+def _stablehlo(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
+    from smollm2.export.stablehlo import STABLEHLO_DTYPES, export_stablehlo
+
+    dtypes = {kind.lower(): dtype for dtype, kind in STABLEHLO_DTYPES.items()}
+    return export_stablehlo(
+        checkpoint,
+        path,
+        entry=asked.entry or "",
+        sizes=asked.sizes,
+        dtype=dtypes[asked.quant or "f32"],
+        force=asked.force,
+        say=asked.say,
+    )
+
+
 TARGETS: Mapping[str, Target] = MappingProxyType(
     {
         "smol": Target(
@@ -179,6 +200,14 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
             needs_entry=True,
             check=_check_onnx,
             write=_onnx,
+        ),
+        "stablehlo": Target(
+            ending=".mlir",
+            quants=("f16", "bf16", "f32"),
+            options=("--quant", "--entry", "--bind"),
+            needs_entry=True,
+            check=_check_stablehlo,
+            write=_stablehlo,
         ),
     }
 )

@@ -113,13 +113,13 @@ def _draw(scores: jax.Array, settings: Settings, filtered: bool) -> jax.Array:
     if filtered:
         kept &= _passing(scores, settings.top_k, settings.top_p)
     ids = jnp.arange(scores.shape[1], dtype=jnp.uint32)
-    bits = _mix(settings.counters[:, None] ^ ids) >> 9
+    bits = mix(settings.counters[:, None] ^ ids) >> 9
     uniform = (bits.astype(jnp.float32) + 0.5) * np.float32(2.0**-23)
     noise = -jnp.log(-jnp.log(uniform))
     return jnp.argmax(jnp.where(kept, scores + noise, -inf), axis=-1)
 
 
-def _mix(x: jax.Array) -> jax.Array:
+def mix(x: jax.Array) -> jax.Array:
     """``draw.mix``."""
     x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
 from smollm2.backends.torch import TorchModel, backend
+from smollm2.backends.torch.shards import mesh_of
 from smollm2.batch import Batch, Span
 from smollm2.config import Config
 from smollm2.errors import InputError
@@ -107,6 +108,14 @@ def error(config: Config = CONFIGS["tied"], **options: Any) -> str:
     return ""
 
 
+def error_of_mesh(mesh: DeviceMesh) -> str:
+    try:
+        mesh_of(WIDE, mesh, "cuda")
+    except InputError as problem:
+        return str(problem)
+    return ""
+
+
 def main() -> None:
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
@@ -116,7 +125,7 @@ def main() -> None:
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=2,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=100),
     )
     result: dict[str, Any] = {}
     for name in CONFIGS:
@@ -137,6 +146,7 @@ def main() -> None:
         "mesh": error(tensor_parallel=mesh),
         "divides": error(tensor_parallel=3),
         "kind": error(tensor_parallel="2"),
+        "device": error_of_mesh(mesh["model"]),
         "size": error(WIDE, tensor_parallel=4),
     }
     torch.save(result, folder / f"{rank}.pt")

@@ -368,6 +368,8 @@ def test_what_cannot_be_exported(
         call(checkpoint, path, entry="forward", sizes=sizes, dtype="bfloat16")
     with pytest.raises(InputError, match=r"give one that ends in \.onnx"):
         call(checkpoint, tmp_path / "x.gguf", entry="forward", sizes=sizes)
+    with pytest.raises(InputError, match=r"/no/x\.onnx: there is no folder .*/no: make it first"):
+        call(checkpoint, tmp_path / "no" / "x.onnx", entry="forward", sizes=sizes)
     other = replace(checkpoint, config=tiny_config(num_hidden_layers=3))
     with pytest.raises(CheckpointError, match="other names or shapes than the config"):
         call(other, path, entry="forward", sizes=sizes)

@@ -130,7 +130,7 @@ def test_nothing_wanted() -> None:
 
 @given(words=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20))
 def test_mixing_in_64_bits_equals_32(words: list[int]) -> None:
-    ours = sampling._mix(torch.tensor(words))
+    ours = sampling.mix(torch.tensor(words))
     assert ours.tolist() == mix(np.array(words, np.uint32)).tolist()
 
 
@@ -139,5 +139,5 @@ def test_noise_is_that_of_the_draw(seed: int, position: int) -> None:
     counters = torch.tensor([[int(counter(seed, position)[0])]])
     exact = -np.log(-np.log(uniforms(np.arange(500), seed, position).astype(np.float64)))
     np.testing.assert_allclose(
-        sampling._noise(counters, 500)[0].numpy(), exact, rtol=2e-5, atol=1e-6
+        sampling.noise(counters, 500)[0].numpy(), exact, rtol=2e-5, atol=1e-6
     )

@@ -151,6 +151,9 @@ def test_what_cannot_be_shared_is_an_error(shards: list[Any]) -> None:
     assert errors["size"] == (
         "tensor_parallel=4, but 2 processes run: start 4, or give a mesh of 4 of them"
     )
+    assert errors["device"] == (
+        "device is 'cuda', but the mesh of tensor_parallel is of 'cpu': give that one"
+    )
     assert shards[1]["errors"] == errors
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from smollm2.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from smollm2.checkpoint import Checkpoint
-    from smollm2.export import Exported, Tensor
+    from smollm2.export import Exported, Progress, Tensor
 
 Paths = Annotated[
     list[str] | None,
@@ -26,6 +27,16 @@ Paths = Annotated[
         show_default=False,
     ),
 ]
+To = Annotated[
+    str, typer.Option("--to", metavar="FORMAT", help="smol, gguf, huggingface, onnx or stablehlo.")
+]
+Quant = Annotated[
+    str | None,
+    typer.Option(
+        "--quant", metavar="KIND", help="Kind of the matrices.  [default: whatever loses nothing]"
+    ),
+]
+Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help="What to write.")]
 Calibration = Annotated[
     Path | None,
     typer.Option(
@@ -57,6 +68,7 @@ Bind = Annotated[
 Entries = Annotated[
     bool, typer.Option("--entries", help="List entries, their inputs and results, and exit.")
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace what exists.")]
 
 _SIZE = re.compile(r"(?P<count>\d{1,15}) ?(?P<unit>[KMGT]?B)", re.IGNORECASE)
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -64,27 +76,15 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 def export(
     paths: Paths = None,
-    to: Annotated[
-        str,
-        typer.Option("--to", metavar="FORMAT", help="smol, gguf, huggingface, onnx or stablehlo."),
-    ] = "smol",
-    quant: Annotated[
-        str | None,
-        typer.Option(
-            "--quant",
-            metavar="KIND",
-            help="Kind of the matrices.  [default: whatever loses nothing]",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="OUT", help="What to write.")
-    ] = None,
+    to: To = "smol",
+    quant: Quant = None,
+    out: Out = None,
     calibration: Calibration = None,
     shard_size: ShardSize = None,
     entry: Entry = None,
     bind: Bind = None,
     entries: Entries = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what exists.")] = False,
+    force: Force = False,
     offline: options.Offline = False,
     no_color: options.NoColor = False,
 ) -> None:
@@ -113,20 +113,14 @@ def export(
         "--entry": entry,
         "--bind": bind or None,
     }
-    target = target_of(to, quant, of_formats)
-    sizes = _sizes(bind or [])
+    target, sizes = target_of(to, quant, of_formats), _sizes(bind or [])
     stem = _stem(given[-1])
-    parts = [part for part in (stem, entry, quant) if part]
-    path = path or Path("-".join(parts) + target.ending)
+    path = path or Path("-".join(filter(None, (stem, entry, quant))) + target.ending)
     target.check(path, force)
     text = None if calibration is None else _calibration(calibration, quant)
     limit = None if shard_size is None else _bytes(shard_size)
     checkpoint = _load(given, terminal, offline=offline)
     with terminal.status() as say:
-
-        def show(tensor: Tensor, number: int, count: int) -> None:
-            say(f"{number}/{count} {tensor.name} {tensor.kind.lower()}")
-
         asked = Asked(
             name=stem,
             quant=quant,
@@ -135,12 +129,21 @@ def export(
             shard_size=limit,
             entry=entry,
             sizes=sizes,
-            progress=show,
+            progress=_progress(say),
             say=say,
         )
         exported = target.write(checkpoint, path, asked)
     _summarize(exported, terminal)
     terminal.line(str(path))
+
+
+def _progress(say: Callable[[str], object]) -> Progress:
+    """What tells of each tensor in a line."""
+
+    def show(tensor: Tensor, number: int, count: int) -> None:
+        say(f"{number}/{count} {tensor.name} {tensor.kind.lower()}")
+
+    return show
 
 
 def _bytes(size: str) -> int:

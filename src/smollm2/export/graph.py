@@ -52,11 +52,10 @@ class _GraphOps(TorchOps):
         """Attention of each rectangle over tokens of the pass, or over what is stored."""
         own = stored = key, value
         if plan.cache:
-            old = plan.cache[layer]
-            stored = (
-                old[0].index_copy(0, plan.places, key),
-                old[1].index_copy(0, plan.places, value),
-            )
+            # Not index_copy, around which the exporter transposes the whole cache.
+            places = plan.places[:, None, None].expand_as(key)
+            keys, values = plan.cache[layer]
+            stored = keys.scatter(0, places, key), values.scatter(0, places, value)
             plan.cache[layer] = stored
         results = []
         for part in plan.rectangles:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -93,8 +94,10 @@ def export_onnx(
 
 
 def check_onnx(path: Path, *, force: bool) -> None:
-    """Raise ``InputError`` where the file, or that of its weights, may not be replaced."""
+    """Raise ``InputError`` where the file, or that of its weights, may not be written."""
     check_free(path, SUFFIX, force=force)
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}: make it first")
     data = _data_file(path)
     if data.exists() and not force:
         raise InputError(f"{data}: exists: give another name, or --force to replace it")
@@ -112,6 +115,7 @@ def require(**packages: str) -> None:
 def _program(checkpoint: Checkpoint, bound: Bound, dtype: str) -> ONNXProgram:
     """The graph, made by torch's exporter."""
     import torch
+    from onnxscript import optimizer
 
     from smollm2.backends.torch import TorchBackend
     from smollm2.export.graph import EntryGraph
@@ -130,8 +134,12 @@ def _program(checkpoint: Checkpoint, bound: Bound, dtype: str) -> ONNXProgram:
             opset_version=OPSET,
             dynamo=True,
             verbose=False,
+            optimize=False,
         )
     assert program is not None  # it is None for TorchScript alone
+    # All rules of the optimizer take time that grows with the square of the graph.
+    optimizer.fold_constants_ir(program.model)
+    optimizer.remove_unused_nodes(program.model)
     return program
 
 
@@ -191,6 +199,8 @@ def _write(
         files = sorted(Path(folder).iterdir(), key=lambda file: file.name, reverse=True)
         nbytes = sum(file.stat().st_size for file in files)
         for file in files:  # the weights first
+            with file.open("rb+") as opened:
+                os.fsync(opened.fileno())
             file.replace(path.parent / file.name)
     if not external:
         _data_file(path).unlink(missing_ok=True)

@@ -53,6 +53,11 @@ def mesh_of(config: Config, tensor_parallel: object, device: str) -> DeviceMesh:
                 f"tensor_parallel is a mesh of {tensor_parallel.ndim} dimensions: give one of "
                 "them, mesh[name]"
             )
+        if tensor_parallel.device_type != device:
+            raise InputError(
+                f"device is {device!r}, but the mesh of tensor_parallel is of "
+                f"{tensor_parallel.device_type!r}: give that one"
+            )
         check_shards(config, tensor_parallel.size())
         return tensor_parallel
     if type(tensor_parallel) is not int:

@@ -73,8 +73,8 @@ def test_entries_without_a_model(capsys: Capture) -> None:
     ("options", "code", "message"),
     [
         (["--to", "onnx"], 2, "--to onnx needs --entry: smollm2 export --entries lists them"),
-        (["--entry", "prefill"], 2, "--entry is for --to onnx, not for smol"),
-        (["--to", "gguf", "--bind", "S=8"], 2, "--bind is for --to onnx, not for gguf"),
+        (["--entry", "prefill"], 2, "--entry is for --to onnx, stablehlo, not for smol"),
+        (["--to", "gguf", "--bind", "S=8"], 2, "--bind is for --to onnx, stablehlo, not for gguf"),
         ([*PREFILL, "--bind", "S"], 2, "bind is 'S': give a symbol and its size, such as S=8"),
         ([*PREFILL, "--bind", "S=9"], 2, "S is bound twice: to 8 and 9"),
         ([*PREFILL, "--bind", "X=9"], 1, "entry prefill has no symbol 'X': it has Batch, S, MaxS"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from smollm2.backends.jax.layers import is_stacked, unstacked  # noqa: E402
 from smollm2.backends.jax.model import JaxModel  # noqa: E402
 from smollm2.batch import Batch, Span  # noqa: E402
 from smollm2.errors import InputError, NumericsError  # noqa: E402
+from smollm2.model import forward  # noqa: E402
 from smollm2.quantize import Quantized, as_float32  # noqa: E402
 from smollm2.sampling import Choice, Sampler, SamplingParams  # noqa: E402
 from tests.backend_rules import CONFIG, IDS, WEIGHTS, BackendRules, full, over_pages, spans  # noqa: E402
@@ -52,19 +54,33 @@ class TestEntries(EntryRules):
     """What every backend's entries keep to."""
 
 
-class TestUnrolledRules(BackendRules):
-    """The same of layers that are compiled one by one."""
-
-    @pytest.fixture(scope="class")
-    def model(self) -> JaxModel:
-        return backend.load(CONFIG, WEIGHTS, compile="xla")
-
-
 # Against NumPy
 
 
-@pytest.mark.parametrize("config", [CONFIG, OWN_HEAD_SIZE, UNTIED], ids=["gqa", "own", "untied"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_layers_one_by_one_give_the_same(model: JaxModel) -> None:
+    """``compile="xla"``: with a cache, fixed and paged, and without."""
+    unrolled = backend.load(CONFIG, WEIGHTS, compile="xla")
+    cache, pages = unrolled.new_cache(1, 64), unrolled.new_paged_cache(3)
+    for part in (Span(0, 0, IDS[:40], "all"), Span(0, 40, IDS[40:41])):
+        for batch, stored in ((spans(cache, part), cache), (over_pages([[2]], part), pages)):
+            got = unrolled.forward(batch, stored)
+            expected = full(model, IDS[: part.start + len(part.ids)])[part.start :]
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        full(unrolled, IDS[:50]), full(model, IDS[:50]), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        (OWN_HEAD_SIZE, "float32"),
+        (UNTIED, "float32"),
+        (OWN_HEAD_SIZE, "bfloat16"),
+        (UNTIED, "float16"),
+    ],
+    ids=["own-float32", "untied-float32", "own-bfloat16", "untied-float16"],
+)
 def test_every_dtype_is_near_float32(config: Any, dtype: str) -> None:
     """Prefill, decode and no cache, beside NumPy in float32 with the same rounded weights."""
     weights = random_weights(config, seed=5, dtype=jax.numpy.dtype(dtype))
@@ -94,15 +110,13 @@ def test_long_prompts_attend_in_chunks(model: JaxModel) -> None:
         np.testing.assert_allclose(
             got, theirs.forward(spans(other, part), other), rtol=1e-4, atol=2e-5
         )
-    for lengths in ([1200], [300, 20, 1, 600], [90] * 10):
+    for lengths in ([300, 20, 1, 600], [90] * 10):
         batch = Batch.build([Span(0, 0, ids[:length], "all") for length in lengths])
         np.testing.assert_allclose(ours.forward(batch), theirs.forward(batch), rtol=1e-4, atol=2e-5)
 
 
 def test_segments_in_parts_see_all_of_theirs(model: JaxModel) -> None:
     """A batch made by hand, whose segments take turns, gives what it gives in order."""
-    from dataclasses import replace
-
     order = np.random.default_rng(0).permutation(60)
     batch = Batch.build([Span(0, 0, IDS[:40], "all"), Span(0, 0, IDS[40:60], "all")])
     mixed = replace(
@@ -214,12 +228,10 @@ def test_a_decode_is_compiled_once_for_each_doubling(
 def test_prompts_of_any_length_are_compiled_a_few_times(
     model: JaxModel, compilations: Callable[[], int]
 ) -> None:
-    for length in range(1, 201):
+    for length in range(1, 101):
         model.forward(Batch.build([Span(0, 0, IDS[:length])]))
-    forms = {fit_tokens(length) for length in range(1, 201)}
-    assert len(forms) == 11
-    # Of each form, with how far a token can see: powers of two up to all.
-    assert compilations() <= len(forms) + 8
+    assert {fit_tokens(length) for length in range(1, 101)} == {1, 2, 4, 8, 16, 32, 64, 96, 128}
+    assert compilations() == 9
 
 
 def test_pages_are_numbers_that_go_in(model: JaxModel, compilations: Callable[[], int]) -> None:
@@ -291,8 +303,6 @@ def test_a_failed_forward_can_be_repeated(model: JaxModel, monkeypatch: Any) -> 
 
 def test_attention_without_a_cache_has_a_derivative(model: JaxModel) -> None:
     """Of stacked and of single layers, in several chunks: the same, and that of differences."""
-    from smollm2.model import forward
-
     config = tiny_config(max_position_embeddings=1024)
     ids = [int(i) for i in np.random.default_rng(2).integers(0, 96, 300)]
     inputs = inputs_of(Batch.build([Span(0, 0, ids, "all")]), num_pages=None)
@@ -309,12 +319,13 @@ def test_attention_without_a_cache_has_a_derivative(model: JaxModel) -> None:
         unstacked(gradient).items(), dict(single.items()).values(), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6, err_msg=name)
-    value = jax.jit(loss)
-    for step in (1e-2,):
-        moved = [jax.tree.map(lambda w, g: w + s * g, stacked, gradient) for s in (step, -step)]  # noqa: B023
-        difference = (value(moved[0]) - value(moved[1])) / (2 * step)
-        squares = sum(float((g**2).sum()) for g in jax.tree.leaves(gradient))
-        assert difference == pytest.approx(squares, rel=0.05)
+    value, step = jax.jit(loss), 1e-3
+    up, down = (
+        jax.tree.map(lambda w, g, step=step: w + step * g, stacked, gradient)
+        for step in (step, -step)
+    )
+    squares = sum(float((g**2).sum()) for g in jax.tree.leaves(gradient))
+    assert (value(up) - value(down)) / (2 * step) == pytest.approx(squares, rel=0.02)
 
 
 # Batches as arrays

@@ -28,7 +28,8 @@ Paths = Annotated[
     ),
 ]
 To = Annotated[
-    str, typer.Option("--to", metavar="FORMAT", help="smol, gguf, huggingface, onnx or stablehlo.")
+    str,
+    typer.Option("--to", metavar="FORMAT", help="smol, gguf, huggingface, onnx or stablehlo."),
 ]
 Quant = Annotated[
     str | None,
@@ -65,8 +66,27 @@ Bind = Annotated[
         "--bind", metavar="SYMBOL=SIZE", help="Size of the entry's inputs, for each symbol one."
     ),
 ]
+
+
+def list_entries(asked: bool) -> None:
+    """Write the signature of each entry, if that is ``asked``, and end."""
+    if asked:
+        from smollm2.entries.table import ENTRIES
+
+        terminal = Terminal()
+        for entry in ENTRIES.values():
+            terminal.line(entry.signature)
+        raise typer.Exit
+
+
 Entries = Annotated[
-    bool, typer.Option("--entries", help="List entries, their inputs and results, and exit.")
+    bool,
+    typer.Option(
+        "--entries",
+        callback=list_entries,
+        is_eager=True,
+        help="List entries, their inputs and results, and exit.",
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace what exists.")]
 
@@ -83,7 +103,7 @@ def export(
     shard_size: ShardSize = None,
     entry: Entry = None,
     bind: Bind = None,
-    entries: Entries = False,
+    _entries: Entries = False,
     force: Force = False,
     offline: options.Offline = False,
     no_color: options.NoColor = False,
@@ -103,9 +123,6 @@ def export(
     Example: smollm2 export smollm2-135m-instruct --to onnx --entry prefill --bind B=1 --bind S=8
     """
     terminal = Terminal(no_color=no_color)
-    if entries:
-        _list_entries(terminal)
-        return
     given, path = _split(paths or [], out)
     of_formats = {
         "--calibration": calibration,
@@ -165,13 +182,6 @@ def _sizes(bind: list[str]) -> dict[str, int]:
         return parse_bindings(bind)
     except InputError as error:
         raise UsageError(str(error)) from None
-
-
-def _list_entries(terminal: Terminal) -> None:
-    from smollm2.entries.table import ENTRIES
-
-    for entry in ENTRIES.values():
-        terminal.line(entry.signature)
 
 
 def _calibration(path: Path, quant: str | None) -> str:

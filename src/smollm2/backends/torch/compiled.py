@@ -32,8 +32,8 @@ def _not_compiled(function: F) -> F:
 class CompiledOps(TorchOps):
     """The table; compiling happens at the first batch of one token, and of more."""
 
-    def __init__(self, config: Config, *, exact: bool = True) -> None:
-        super().__init__(config, exact=exact)
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
         self._block: Callable[..., Tensor] | None = None
 
     @_not_compiled

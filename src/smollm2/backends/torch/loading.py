@@ -66,7 +66,7 @@ class TorchBackend:
                 )
             return _sharded(config, weights, shared, device, DTYPES[dtype], exact=exact)
         tensors = weights.map(lambda _, weight: _tensor(weight).to(device, DTYPES[dtype]))
-        ops = CompiledOps(config, exact=exact) if compiled == "inductor" else None
+        ops = CompiledOps(config) if compiled == "inductor" else None
         graphs = compiled == "cudagraphs"
         return TorchModel(config, tensors, exact=exact, ops=ops, graphs=graphs)
 
@@ -91,7 +91,7 @@ def _sharded(
             name, _tensor(shards.part_of(name, dense, mesh)).to(device, dtype), mesh
         )
 
-    ops = shards.ShardedOps(config, mesh, exact=exact)
+    ops = shards.ShardedOps(config, mesh)
     return TorchModel(config, weights.map(place), exact=exact, ops=ops)
 
 

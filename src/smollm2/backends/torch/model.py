@@ -61,7 +61,7 @@ class TorchModel(LoadedModel[TorchCache]):
         self.dtype = weights.token_embedding.dtype
         self.device = weights.token_embedding.device
         self.exact = exact
-        self.ops = ops or TorchOps(config, exact=exact)
+        self.ops = ops or TorchOps(config)
         self._weights: Weights[Tensor] | None = weights
         self._planner = Planner(config, self.device, torch.float32 if exact else self.dtype)
         self._graphs = Graphs(self._planner, self.context_length) if graphs else None

@@ -1,9 +1,11 @@
 """Numerics: how precisely torch multiplies, switched for the time of a forward pass only.
 
-- ``exact``: each product in the full precision of its dtype, summed in float32; norms, rotations
-  and softmax in float32 whatever the dtype
+- ``exact``: each product in the full precision of its dtype, summed in float32; rotations in
+  float32 whatever the dtype
 - ``fast``: products of float32 may be shortened to TF32 (CUDA) or bfloat16 (oneDNN, where the CPU
-  is made for it), and sums to the dtype; norms and rotations in the dtype
+  is made for it), and sums to the dtype; rotations in the dtype
+
+Norms and softmax are summed in float32 in both.
 """
 
 from __future__ import annotations

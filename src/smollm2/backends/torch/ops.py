@@ -37,11 +37,10 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class TorchOps:
-    """The table. ``exact``: norms and rotations in float32, whatever the dtype of the weights."""
+    """The table. Norms are float32 inside, whatever the dtype; rotations are that of the angles."""
 
-    def __init__(self, config: Config, *, exact: bool = True) -> None:
+    def __init__(self, config: Config) -> None:
         self._config = config
-        self._exact = exact
 
     @property
     def kv_heads(self) -> int:
@@ -63,10 +62,7 @@ class TorchOps:
 
     def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Root-mean-square norm over the last axis."""
-        shape, eps = x.shape[-1:], self._config.rms_norm_eps
-        if self._exact and x.dtype != torch.float32:
-            return F.rms_norm(x.float(), shape, weight.float(), eps).to(x.dtype)
-        return F.rms_norm(x, shape, weight, eps)
+        return F.rms_norm(x, x.shape[-1:], weight, self._config.rms_norm_eps)
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Matrix product with a weight [out, in]."""

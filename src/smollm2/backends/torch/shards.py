@@ -100,8 +100,8 @@ def placed(name: str, part: Tensor, mesh: DeviceMesh) -> DTensor:
 class ShardedOps(TorchOps):
     """The table over weights that are parts. Each process calls the same, with the same batch."""
 
-    def __init__(self, config: Config, mesh: DeviceMesh, *, exact: bool = True) -> None:
-        super().__init__(config, exact=exact)
+    def __init__(self, config: Config, mesh: DeviceMesh) -> None:
+        super().__init__(config)
         self._mesh = mesh
 
     @property

@@ -115,8 +115,8 @@ def export(
 
     smol, which is mapped and not read, is q8, q4, q4m, q16, bf16 or f32; gguf, for llama.cpp, is
     q8_0, q4_0, q4_1, f16, bf16 or f32; huggingface is f16, bf16 or f32. onnx, for onnxruntime, is
-    f16 or f32, and one entry of the model with shapes that --bind makes static; stablehlo, for XLA,
-    is that in f16, bf16 or f32, as text or, in a file named .mlirbc, as bytecode, without weights.
+    one entry of the model with shapes that --bind makes static, f16 or f32; stablehlo, for XLA, is
+    that too, or bf16, without weights: text or, named .mlirbc, bytecode.
 
     Example: smollm2 export smollm2-135m-instruct --to gguf --quant q8_0
 

@@ -20,6 +20,7 @@ from smollm2.backends.jax import backend, model as compiled  # noqa: E402
 from smollm2.backends.jax.inputs import fit, fit_tokens, inputs_of, joined, parted  # noqa: E402
 from smollm2.backends.jax.layers import is_stacked, unstacked  # noqa: E402
 from smollm2.backends.jax.model import JaxModel  # noqa: E402
+from smollm2.backends.jax.storage import lengthened  # noqa: E402
 from smollm2.batch import Batch, Span  # noqa: E402
 from smollm2.errors import InputError, NumericsError  # noqa: E402
 from smollm2.model import forward  # noqa: E402
@@ -218,11 +219,41 @@ def test_values_that_are_no_numbers_do_not_stay(model: JaxModel) -> None:
 def test_a_decode_is_compiled_once_for_each_doubling(
     model: JaxModel, compilations: Callable[[], int]
 ) -> None:
-    """200 positions: rooms of 64, 128 and 200 tokens; positions are numbers that go in."""
+    """200 positions: rooms of 64, 128 and 256 tokens; positions are numbers that go in."""
     cache = model.new_cache(1, 200)
     for position, token in enumerate(IDS):
         model.forward(spans(cache, Span(0, position, [token])), cache)
+    assert cache.storage[0].room == 256
     assert compilations() == 3
+
+
+def test_capacities_are_no_forms(model: JaxModel, compilations: Callable[[], int]) -> None:
+    """20 requests with caches as long as they are: what is compiled for one does for the others."""
+    lengthened.clear_cache()
+    logits = {}
+    for capacity in (*range(65, 125, 6), *range(135, 195, 6)):
+        cache = model.new_cache(1, capacity)
+        last = capacity - 1
+        for start, stop in ((0, 60), (60, last), (last, capacity)):
+            got = model.forward(spans(cache, Span(0, start, IDS[start:stop])), cache)
+        logits[capacity] = got[0]
+    # The first 60 tokens; up to 4, 16, 32, 64, 96 and 128 more; a step in rooms of 128 and 256.
+    assert compilations() == 1 + 6 + 2
+    assert lengthened._cache_size() == 2
+    for capacity in (65, 119, 189):
+        expected = full(model, IDS[:capacity])[-1]
+        np.testing.assert_allclose(logits[capacity], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_of_a_fixed_cache_is_one_page(model: JaxModel) -> None:
+    """Also where its padded length is more than its capacity, and with rows that are left out."""
+    cache = model.new_cache(3, 150)
+    batch = spans(cache, Span(0, 0, IDS[:140]), Span(2, 0, IDS[:9]))
+    (rows,) = inputs_of(batch, num_pages=3).rows
+    assert (rows.table.shape, rows.span) == ((2, 1), 256)
+    batch = spans(model.new_cache(1, 150), Span(0, 0, IDS[:140]))
+    (rows,) = inputs_of(batch, num_pages=1).rows
+    assert (rows.table, rows.span) == (None, 256)
 
 
 def test_prompts_of_any_length_are_compiled_a_few_times(

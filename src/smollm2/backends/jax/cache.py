@@ -18,8 +18,8 @@ from smollm2.cache import Cache, Layout
 class JaxCache(Cache):
     """Keys and values in ``storage``, whose parts are of so many ``layers`` each.
 
-    ``room`` is a power of two from the longest row of a fixed cache on, not its capacity, so that
-    few shapes occur; in a paged one it is a whole page from the first batch on. A forward takes
+    ``room`` is a power of two from the longest row of a fixed cache on, whatever its capacity, so
+    that few shapes occur; in a paged one it is a whole page from the first batch on. A forward takes
     ``storage`` and puts back what it has become: the memory is the same.
     """
 
@@ -48,7 +48,7 @@ class JaxCache(Cache):
     def prepare(self, batch: Batch) -> None:
         """Check that a batch fits, as ``check`` does, and make room for it."""
         longest = self.check(batch)
-        room = self.page_size if self.layout.paged else room_of(longest, self.page_size)
+        room = self.page_size if self.layout.paged else room_of(longest)
         if not self.storage:
             self.storage = [self._empty(layers=layers, room=room) for layers in self._layers]
         elif room > self.storage[0].room:

@@ -22,7 +22,7 @@ from smollm2.backends.jax.layers import is_stacked, unstacked  # noqa: E402
 from smollm2.backends.jax.model import JaxModel  # noqa: E402
 from smollm2.backends.jax.storage import lengthened  # noqa: E402
 from smollm2.batch import Batch, Span  # noqa: E402
-from smollm2.errors import InputError, NumericsError  # noqa: E402
+from smollm2.errors import CacheError, InputError, NumericsError  # noqa: E402
 from smollm2.model import forward  # noqa: E402
 from smollm2.quantize import Quantized, as_float32  # noqa: E402
 from smollm2.sampling import Choice, Sampler, SamplingParams  # noqa: E402
@@ -32,6 +32,7 @@ from tests.entry_rules import EntryRules  # noqa: E402
 from tests.tiny import random_weights, tiny_config  # noqa: E402
 
 OWN_HEAD_SIZE = tiny_config(head_dim=24, num_attention_heads=6, num_key_value_heads=3)
+LOST = "the KV cache was lost with it and is empty now: start its rows again"
 UNTIED = tiny_config(tie_word_embeddings=False, num_key_value_heads=4)
 
 
@@ -315,21 +316,92 @@ def test_a_step_updates_the_cache_in_place(compiler: str | None, paged: bool, co
             assert not copies
 
 
-def test_a_failed_forward_can_be_repeated(model: JaxModel, monkeypatch: Any) -> None:
+def test_a_forward_that_fails_before_it_computes_can_be_repeated(
+    model: JaxModel, monkeypatch: pytest.MonkeyPatch, compilations: Callable[[], int]
+) -> None:
+    """Feature row 151; what fails is the text, while it is traced."""
     cache = model.new_cache(1, 32)
     model.forward(spans(cache, Span(0, 0, IDS[:8])), cache)
     batch = spans(cache, Span(0, 8, IDS[8:20]))
-
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("out of luck")
-
     with monkeypatch.context() as patch:
-        patch.setattr(compiled, "run", broken)
-        with pytest.raises(RuntimeError, match="out of luck"):
+        patch.setitem(compiled._TEXTS, "logits", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as failure:
             model.forward(batch, cache)
+    assert LOST not in getattr(failure.value, "__notes__", [])
     assert cache.lengths == (8,)
     got = model.forward(batch, cache)
     np.testing.assert_allclose(got[0], full(model, IDS[:20])[-1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_forward_that_fails_while_it_computes_empties_the_cache(
+    model: JaxModel,
+    monkeypatch: pytest.MonkeyPatch,
+    compilations: Callable[[], int],
+    paged: bool,
+) -> None:
+    """Feature row 151, as far as it goes where the cache was given away; then all is as new."""
+
+    def fail(_: Any) -> Any:
+        raise MemoryError("no more")
+
+    def failing(weights: Any, ops: Any, plan: Any) -> Any:
+        logits = forward(weights, ops, plan)
+        return jax.pure_callback(fail, jax.typeof(logits), logits)
+
+    cache = model.new_paged_cache(3) if paged else model.new_cache(1, 32)
+
+    def batch(start: int, stop: int) -> Batch:
+        span = Span(0, start, IDS[start:stop])
+        return over_pages([[2]], span) if paged else spans(cache, span)
+
+    model.forward(batch(0, 8), cache)
+    given = cache.storage[0]
+    with monkeypatch.context() as patch:
+        patch.setitem(compiled._TEXTS, "logits", failing)
+        with pytest.raises(Exception, match="no more") as failure:
+            model.forward(batch(8, 20), cache)
+    compiled.run.clear_cache()  # the text that fails was compiled under the name of the other
+    assert given.keys.is_deleted()
+    assert LOST in failure.value.__notes__
+    assert (cache.nbytes, cache.lengths) == (0, () if paged else (0,))
+    with pytest.raises(CacheError, match="holds 0 tokens, but the batch"):
+        model.forward(batch(8, 20), cache)
+    got = model.forward(batch(0, 20), cache)
+    np.testing.assert_allclose(got[0], full(model, IDS[:20])[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_an_interrupt_before_the_cache_is_back_empties_it(
+    model: JaxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = model.new_cache(2, 32)
+    model.forward(spans(cache, Span(1, 0, IDS[:8])), cache)
+    original = compiled.run
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        original(*args, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.forward(spans(cache, Span(1, 8, IDS[8:9])), cache)
+    assert cache.lengths == (0, 0)
+    got = model.forward(spans(cache, Span(1, 0, IDS[:9])), cache)
+    np.testing.assert_allclose(got[0], full(model, IDS[:9])[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_choice_that_fails_can_be_repeated(model: JaxModel) -> None:
+    """Feature row 151: the storage is back by then, and no token has been counted."""
+    cache = model.new_cache(1, 32)
+    model.forward(spans(cache, Span(0, 0, IDS[:8])), cache)
+    batch = spans(cache, Span(0, 8, IDS[8:12]))
+    refused = Choice(Sampler(SamplingParams(allowed_ids=(500,))), 12)
+    with pytest.raises(InputError, match="500"):
+        model.choose(batch, [refused], cache)
+    assert cache.lengths == (8,)
+    got = model.choose(batch, [Choice(Sampler(SamplingParams()), 12)], cache)
+    assert got == [int(full(model, IDS[:12])[-1].argmax())]
 
 
 def test_attention_without_a_cache_has_a_derivative(model: JaxModel) -> None:

@@ -20,7 +20,8 @@ class JaxCache(Cache):
 
     ``room`` is a power of two from the longest row of a fixed cache on, whatever its capacity, so
     that few shapes occur; in a paged one it is a whole page from the first batch on. A forward takes
-    ``storage`` and puts back what it has become: the memory is the same.
+    ``storage`` and puts back what it has become: the memory is the same. One that fails meanwhile
+    takes it along, and all that was stored is forgotten.
     """
 
     def __init__(
@@ -53,6 +54,25 @@ class JaxCache(Cache):
             self.storage = [self._empty(layers=layers, room=room) for layers in self._layers]
         elif room > self.storage[0].room:
             self.storage = [lengthened(stored, room) for stored in self.storage]
+
+    def recover(self, error: BaseException) -> None:
+        """After a forward that raised: forget all tokens if what it was given did not come back.
+
+        A note of the error says so.
+        """
+        whole = False
+        try:
+            for stored in self.storage:
+                for array in stored:
+                    array.block_until_ready()
+            whole = True
+        except RuntimeError:  # deleted, or the same failure again: there is nothing in it
+            pass
+        finally:
+            if not whole:
+                self.storage = []
+                self.reset()
+                error.add_note("the KV cache was lost with it and is empty now: start its rows again")
 
     def close(self) -> None:
         """Give the storage back."""

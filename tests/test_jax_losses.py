@@ -128,6 +128,30 @@ def test_shapes_and_ids_are_checked_where_they_are_known() -> None:
         losses.loss_packed(weights, batch.tokens * 0 + 96, *batch.arrays[1:], ops=ops)
 
 
+@pytest.mark.parametrize("wrong", [96, -1, -101])
+def test_targets_are_checked_where_they_are_known(wrong: int) -> None:
+    """As entries and the torch module do; of factor 0 and of padding they may be anything."""
+    batch, ops, weights = packed([9], vocabulary=96, padding=2), JaxOps(CONFIG), on_device(WEIGHTS)
+    learner = int(np.flatnonzero(batch.factors)[0])
+    targets = batch.targets.copy()
+    targets[learner] = wrong
+    message = f"target {wrong} is not in a vocabulary of 96: -100, or a factor of 0, leaves a token"
+    with pytest.raises(InputError, match=message):
+        losses.loss_packed(weights, *batch.arrays[:3], targets, batch.factors, ops=ops)
+    with pytest.raises(InputError, match=message):
+        losses.log_probs_packed(weights, *batch.arrays[:3], targets, ops=ops)
+    with pytest.raises(InputError, match=message):
+        jax.grad(losses.loss_packed)(weights, *batch.arrays[:3], targets, batch.factors, ops=ops)
+    spared = batch.factors.copy()
+    spared[learner] = 0
+    left_out = np.where(batch.segments < 0, wrong, targets)
+    found = losses.loss_packed(weights, *batch.arrays[:3], left_out, spared, ops=ops)
+    targets[learner] = -100
+    for factors in (batch.factors, spared):
+        expected = losses.loss_packed(weights, *batch.arrays[:3], targets, factors, ops=ops)
+        assert float(found) == float(expected)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_sums_in_float32(dtype: str) -> None:
     weights = jax.tree.map(lambda x: jax.numpy.asarray(x, dtype), WEIGHTS)

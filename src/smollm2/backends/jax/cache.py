@@ -72,7 +72,9 @@ class JaxCache(Cache):
             if not whole:
                 self.storage = []
                 self.reset()
-                error.add_note("the KV cache was lost with it and is empty now: start its rows again")
+                error.add_note(
+                    "the KV cache was lost with it and is empty now: start its rows again"
+                )
 
     def close(self) -> None:
         """Give the storage back."""

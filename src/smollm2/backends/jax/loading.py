@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
 
 import jax
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from smollm2.backends import BackendOptions
+from smollm2.backends.dtypes import DTYPES, own_dtype
 from smollm2.backends.jax.layers import stacked
 from smollm2.backends.jax.model import JaxModel
 from smollm2.backends.jax.ops import JaxOps, Numerics
@@ -21,13 +22,6 @@ from smollm2.config import Config
 from smollm2.errors import InputError
 from smollm2.quantize import as_float32
 from smollm2.weights import Weights
-
-DTYPES: Mapping[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype(np.float16),
-}
-"""What weights, activations and caches can be."""
 
 _PLATFORMS = ("cpu", "gpu", "tpu")
 _OPTIONS = ("device", "dtype", "compile", "numerics", "tensor_parallel")
@@ -43,8 +37,8 @@ class JaxBackend:
 
         - ``device``: "cpu", "gpu" or "tpu", the first of its kind, or one of a number, as "gpu:1";
           JAX's default where it is not given
-        - ``dtype``: of weights, activations and cache: "float32", "bfloat16" or "float16"; the
-          checkpoint's own, or float32 where it is quantized, where it is not given
+        - ``dtype``: of weights, activations and cache: "float32", "bfloat16" or "float16"; where
+          it is not given, that of the checkpoint's matrices if all have the same, else float32
         - ``compile``: None, where the layers are steps of a loop, or "xla", where XLA sees them
           all at once: it compiles a shape in five times as long, and decodes a tenth faster
         - ``numerics``: "exact" multiplies in full precision, "fast" as the device likes best
@@ -86,11 +80,10 @@ def _numerics(name: str) -> Numerics:
 
 def _dtype(name: str | None, weights: Weights[Any]) -> np.dtype[Any]:
     if name is None:
-        own = getattr(weights.token_embedding, "dtype", None)
-        return next((each for each in DTYPES.values() if each == own), DTYPES["float32"])
+        name = own_dtype(weights)
     if name not in DTYPES:
         raise InputError(f"dtype={name!r} is not of jax: choose from {', '.join(DTYPES)}")
-    return DTYPES[name]
+    return jnp.dtype(name)
 
 
 def _places(

@@ -166,8 +166,8 @@ def log_probs_packed(
 ) -> jax.Array:
     """Log-probability of each target after its token, [P] float32; see ``hidden_packed``.
 
-    0 where the target is -100 or the token is padding. Raises ``InputError`` for another target that
-    is not in the vocabulary, where it is known: while JAX traces the arrays, nothing is checked.
+    0 where the target is -100 or the token is padding. Raises ``InputError`` for another target
+    that is not in the vocabulary, where it is known: not while JAX traces the arrays.
     """
     _check(ops, tokens, positions, segments, targets)
     _check_targets(ops, segments, targets)
@@ -214,7 +214,7 @@ def _check(ops: JaxOps, tokens: jax.Array, *others: jax.Array) -> None:
 
 
 def _check_targets(ops: JaxOps, segments: jax.Array, targets: jax.Array) -> None:
-    """Raise ``InputError`` for targets of tokens that are no tokens, where they are known by now."""
+    """Raise ``InputError`` for targets that are no tokens, where they are known by now."""
     if isinstance(targets, jax.core.Tracer) or isinstance(segments, jax.core.Tracer):
         return
     learned = (np.asarray(segments) >= 0) & (np.asarray(targets) != NO_TARGET)

@@ -402,6 +402,15 @@ def test_a_choice_that_fails_can_be_repeated(model: JaxModel) -> None:
     assert cache.lengths == (8,)
     got = model.choose(batch, [Choice(Sampler(SamplingParams()), 12)], cache)
     assert got == [int(full(model, IDS[:12])[-1].argmax())]
+    pages = model.new_paged_cache(3)
+    model.forward(over_pages([[2, 1]], Span(0, 0, IDS[:100])), pages)
+    batch = over_pages([[2, 1]], Span(0, 80, [5, 6]))
+    with pytest.raises(InputError, match="500"):
+        model.choose(batch, [refused], pages)
+    with pytest.raises(CacheError, match="page 1 of row 0 holds 16 tokens"):  # written over
+        model.forward(over_pages([[2, 1]], Span(0, 100, IDS[:1])), pages)
+    got = model.choose(batch, [Choice(Sampler(SamplingParams()), 82)], pages)
+    assert got == [int(full(model, [*IDS[:80], 5, 6])[-1].argmax())]
 
 
 def test_attention_without_a_cache_has_a_derivative(model: JaxModel) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
@@ -55,10 +56,10 @@ class JaxCache(Cache):
         elif room > self.storage[0].room:
             self.storage = [lengthened(stored, room) for stored in self.storage]
 
-    def recover(self, error: BaseException) -> None:
-        """After a forward that raised: forget all tokens if what it was given did not come back.
+    def recover(self, batch: Batch, error: BaseException) -> None:
+        """After a forward that raised: forget what it may have written over, and what is lost.
 
-        A note of the error says so.
+        All tokens are where what it was given did not come back; a note of the error says so.
         """
         whole = False
         try:
@@ -69,6 +70,8 @@ class JaxCache(Cache):
         except RuntimeError:  # deleted, or the same failure again: there is nothing in it
             pass
         finally:
+            for page, offset in zip(*np.divmod(batch.slots, self.page_size), strict=True):
+                self._filled[page] = min(self._filled[page], int(offset))
             if not whole:
                 self.storage = []
                 self.reset()

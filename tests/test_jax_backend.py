@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -411,6 +412,29 @@ def test_a_choice_that_fails_can_be_repeated(model: JaxModel) -> None:
         model.forward(over_pages([[2, 1]], Span(0, 100, IDS[:1])), pages)
     got = model.choose(batch, [Choice(Sampler(SamplingParams()), 82)], pages)
     assert got == [int(full(model, [*IDS[:80], 5, 6])[-1].argmax())]
+
+
+def test_threads_share_a_model_and_have_caches_of_their_own(
+    model: JaxModel, compilations: Callable[[], int]
+) -> None:
+    """cases: K11; the first calls too, which compile side by side."""
+
+    def ids_of(number: int) -> list[int]:
+        cache = model.new_paged_cache(4) if number % 2 else model.new_cache(1, 100)
+        chosen, feed, start = [], IDS[number : number + 55 + number], 0
+        for _ in range(12):
+            span = Span(0, start, feed)
+            batch = over_pages([[3, 1]], span) if number % 2 else spans(cache, span)
+            start += len(feed)
+            sampler = Sampler(SamplingParams(temperature=0.9, seed=number))
+            feed = model.choose(batch, [Choice(sampler, start)], cache)
+            chosen += feed
+        return chosen
+
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(ids_of, range(12)))
+    assert together == [ids_of(number) for number in range(12)]
+    assert len({tuple(ids) for ids in together}) == 12
 
 
 def test_attention_without_a_cache_has_a_derivative(model: JaxModel) -> None:

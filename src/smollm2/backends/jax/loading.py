@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
-from smollm2.backends import BackendOptions
+from smollm2.backends import BackendOptions, given_options
 from smollm2.backends.dtypes import DTYPES, own_dtype
 from smollm2.backends.jax.layers import stacked
 from smollm2.backends.jax.model import JaxModel
@@ -48,13 +48,12 @@ class JaxBackend:
 
         Raises ``InputError`` for other options and values.
         """
-        for name in options:
-            if name not in _OPTIONS:
-                raise InputError(f"the jax backend has no option {name}: leave it out")
-        if (compiler := options.get("compile")) not in (None, "xla"):
+        given = given_options("jax", options, _OPTIONS)
+        compiler = given.get("compile")
+        if not (compiler is None or compiler == "xla"):
             raise InputError(f"compile={compiler!r} is not of jax: give 'xla' or None")
-        dtype = _dtype(options.get("dtype"), weights)
-        place_of = _places(config, options.get("tensor_parallel"), options.get("device"))
+        dtype = _dtype(given["dtype"]) if "dtype" in given else jnp.dtype(own_dtype(weights))
+        place_of = _places(config, given.get("tensor_parallel"), given.get("device"))
 
         def read(weight: Any) -> NDArray[Any]:
             values = weight if getattr(weight, "dtype", None) == dtype else as_float32(weight)
@@ -65,47 +64,45 @@ class JaxBackend:
             placed: jax.Array = jax.device_put(values, place_of(name, values.ndim))
             return placed
 
-        ops = JaxOps(config, _numerics(options.get("numerics", "exact")))
+        ops = JaxOps(config, _numerics(given.get("numerics", "exact")))
         if compiler is None:
             return JaxModel(ops, stacked(weights, read, place))
         return JaxModel(ops, weights.map(lambda name, weight: place(name, read(weight))))
 
 
-def _numerics(name: str) -> Numerics:
+def _numerics(name: object) -> Numerics:
     match name:
         case "exact" | "fast":
             return name
     raise InputError(f"numerics={name!r} is not known: give 'exact' or 'fast'")
 
 
-def _dtype(name: str | None, weights: Weights[Any]) -> np.dtype[Any]:
-    if name is None:
-        name = own_dtype(weights)
-    if name not in DTYPES:
+def _dtype(name: object) -> np.dtype[Any]:
+    if not (isinstance(name, str) and name in DTYPES):
         raise InputError(f"dtype={name!r} is not of jax: choose from {', '.join(DTYPES)}")
     return jnp.dtype(name)
 
 
 def _places(
-    config: Config, tensor_parallel: Any, device: str | None
+    config: Config, tensor_parallel: Any, name: object
 ) -> Callable[[str, int], jax.Device | NamedSharding]:
     """Where the weight of a name lies, or the stack of it, which has a dimension more."""
+    device = _device(name)
     if tensor_parallel is None:
-        alone = _device(device)
-        return lambda *_: alone
-    if device is not None and (isinstance(tensor_parallel, Mesh) or ":" in device):
+        return lambda *_: device
+    if name is not None and (isinstance(tensor_parallel, Mesh) or ":" in str(name)):
         raise InputError(
-            f"device={device!r} and tensor_parallel={tensor_parallel!r:.80} both say where weights "
+            f"device={name!r} and tensor_parallel={tensor_parallel!r:.80} both say where weights "
             "lie: leave device out"
         )
-    mesh = tensor_mesh(config, tensor_parallel, jax.devices(_device(device).platform))
+    mesh = tensor_mesh(config, tensor_parallel, jax.devices(device.platform))
     return partial(weight_sharding, mesh)
 
 
-def _device(name: str | None) -> jax.Device:
+def _device(name: object) -> jax.Device:
     if name is None:
         return jax.devices()[0]
-    platform, _, number = name.partition(":")
+    platform, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
     if platform not in _PLATFORMS or not (number or "0").isdecimal():
         kinds = ", ".join(_PLATFORMS)
         raise InputError(f"device={name!r} is not of jax: give {kinds}, or one's number as gpu:1")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smollm2.backends import Backend, BackendOptions
+from smollm2.backends import Backend, BackendOptions, given_options
 from smollm2.backends.dtypes import DTYPES, own_dtype
 from smollm2.backends.torch.compiled import CompiledOps
 from smollm2.backends.torch.model import TorchModel
@@ -43,15 +43,13 @@ class TorchBackend:
 
         Raises ``InputError`` for another option, or a value that cannot be had here.
         """
-        for name in options:
-            if name not in _OPTIONS:
-                raise InputError(f"the torch backend has no option {name}: leave it out")
-        device = _device(options.get("device", "cpu"))
-        dtype = _choice("dtype", options.get("dtype") or own_dtype(weights), DTYPES)
-        numerics = _choice("numerics", options.get("numerics", NUMERICS[0]), NUMERICS)
-        compiled = _compile(options.get("compile"), device)
+        given = given_options("torch", options, _OPTIONS)
+        device = _device(given.get("device", "cpu"))
+        dtype = _choice("dtype", given["dtype"], DTYPES) if "dtype" in given else own_dtype(weights)
+        numerics = _choice("numerics", given.get("numerics", NUMERICS[0]), NUMERICS)
+        compiled = _compile(given.get("compile"), device)
         exact = numerics == "exact"
-        shared = options.get("tensor_parallel", 1)
+        shared = given.get("tensor_parallel", 1)
         if shared != 1:
             if compiled is not None:
                 raise InputError(

@@ -120,6 +120,21 @@ def test_a_number_of_tokens_is_compiled_once() -> None:
     assert losses.wanted_log_probs._cache_size() == before + 1
 
 
+def test_a_reach_is_compiled_once_for_each_doubling() -> None:
+    """Also the one that the NNX module gives, the length of its rows."""
+    ops, weights = JaxOps(ONE), on_device(random_weights(ONE))
+    arrays = packed([130] * 7, vocabulary=96).arrays[:3]
+    before = losses._run._cache_size()
+    states = [losses.hidden_packed(weights, *arrays, ops=ops, reach=n) for n in (130, 200, 256)]
+    assert losses._run._cache_size() == before + 1
+    whole = losses.hidden_packed(weights, *arrays, ops=ops)
+    for each in states:
+        np.testing.assert_allclose(each, whole, atol=2e-5)
+    for reach in (800, 1000):  # as many as all tokens that there are with padding
+        losses.hidden_packed(weights, *arrays, ops=ops, reach=reach)
+    assert losses._run._cache_size() == before + 2
+
+
 def test_shapes_and_ids_are_checked_where_they_are_known() -> None:
     batch, ops, weights = packed([9], vocabulary=96), JaxOps(CONFIG), on_device(WEIGHTS)
     with pytest.raises(InputError, match=r"arrays \[P\] of the same P > 0, not \(9,\), \(8,\)"):

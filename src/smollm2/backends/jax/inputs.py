@@ -86,6 +86,12 @@ def fit_tokens(count: int) -> int:
     return between if upper > _FINE and count <= between else upper
 
 
+def fit_reach(reach: int, tokens: int) -> int:
+    """The least power of two from ``reach`` on, or all tokens where that leaves out hardly any."""
+    fitted = fit(reach)
+    return fitted if fitted + QUERY_CHUNK < tokens else tokens
+
+
 def room_of(length: int) -> int:
     """Places of a page to read and to allocate where one page has the ``length`` tokens of a row.
 
@@ -138,8 +144,7 @@ def _reach(batch: Batch, tokens: int) -> int:
     if not (whole and np.isin(falls, changes).all()):
         return tokens
     first = starts[np.searchsorted(starts, index, side="right") - 1]
-    reach = fit(int((index - first).max()) + 1)
-    return reach if reach + QUERY_CHUNK < tokens else tokens
+    return fit_reach(int((index - first).max()) + 1, tokens)
 
 
 def _is_ordered(queries: NDArray[np.int32], count: int, tokens: int) -> bool:

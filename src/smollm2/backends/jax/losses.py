@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from smollm2.backends.jax.inputs import Inputs, fit_tokens
+from smollm2.backends.jax.inputs import Inputs, fit_reach, fit_tokens
 from smollm2.backends.jax.layers import is_stacked
 from smollm2.backends.jax.ops import JaxOps, Plan
 from smollm2.causal_lm import NO_TARGET
@@ -235,14 +235,14 @@ def _outside(ops: JaxOps, ids: jax.Array, read: NDArray[np.bool_]) -> NDArray[np
 def _inputs(
     tokens: jax.Array, positions: jax.Array, segments: jax.Array, reach: int | None
 ) -> Inputs:
-    """Packed sequences, padded to a number of tokens that is compiled once."""
+    """Packed sequences, padded to a number of tokens and with a reach that are compiled once."""
     count = fit_tokens(len(tokens))
     return Inputs(
         ids=_padded(tokens, count, 0),
         positions=_padded(positions, count, 0),
         wanted=None,
         segments=_padded(segments, count, -1),
-        reach=count if reach is None else min(reach, count),
+        reach=count if reach is None else fit_reach(reach, count),
     )
 
 

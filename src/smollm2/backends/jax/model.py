@@ -1,4 +1,4 @@
-"""JaxModel: weights on a device, and forwards that are compiled once a shape."""
+"""JaxModel: weights on a device, and forwards that are compiled once a form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of operations, filled with jax.numpy and traced once a shape."""
+"""The table of operations, filled with jax.numpy and traced once a form."""
 
 from __future__ import annotations
 

@@ -130,6 +130,43 @@ class BackendRules:
             model.forward(batch, Cache(Layout(2, 32)))
         assert cache.lengths == (0, 0)
 
+    @pytest.mark.parametrize(
+        ("numbers", "message"),
+        [
+            (
+                {"positions": [0, 2, 0]},
+                "row 1 has length 2 and 2 tokens .* 2: they must fill 0 … 1",
+            ),
+            ({"positions": [0, 0, 0]}, "two tokens of the batch have the same slot"),
+            (
+                {"positions": [0, 2, 0], "lengths": [0, 3, 1]},
+                "row 1 has length 3 and 2 tokens .* 0",
+            ),
+            ({"lengths": [0, 1, 1]}, "row 1 has length 1 and 2 tokens .* they must fill -1 … 0"),
+            ({"lengths": [3, 2, 1]}, "row 0 has length 3, but no tokens in the batch"),
+            ({"lengths": [0, 2, 0]}, "row 2 has length 0 and 1 tokens"),
+            ({"lengths": [2, 1]}, "2 lengths, but 3 rows of pages"),
+            ({"rows": [1, 1, 3]}, "row 3 is not in a batch of 3 rows"),
+            ({"rows": [1, 1, -1]}, "row -1 is not in a batch of 3 rows"),
+        ],
+    )
+    @pytest.mark.parametrize("paged", [False, True])
+    def test_a_batch_fills_its_rows(
+        self, model: CausalLM, numbers: dict[str, list[int]], message: str, paged: bool
+    ) -> None:
+        """Made by hand: a place that is read has been written, now or before."""
+        cache = model.new_paged_cache(4) if paged else model.new_cache(3, 32)
+        table = np.array([[1], [2], [3]], np.int32) if paged else cache.page_table
+        parts = [Span(1, 0, IDS[:2]), Span(2, 0, IDS[2:3])]
+        batch = Batch.build(parts, page_table=table, page_size=cache.page_size)
+        wrong = replace(batch, **{name: np.array(n, np.int32) for name, n in numbers.items()})
+        if "positions" in numbers:
+            places = table[wrong.rows, 0] * cache.page_size + wrong.positions
+            wrong = replace(wrong, slots=places.astype(np.int32))
+        with pytest.raises(CacheError, match=message):
+            model.forward(wrong, cache)
+        self.close(model.forward(batch, cache)[1], full(model, IDS[2:3])[0])
+
     def test_truncate_and_reset_keep_the_storage(self, model: Any) -> None:
         cache = model.new_cache(1, 128)
         model.forward(spans(cache, Span(0, 0, IDS[:100])), cache)

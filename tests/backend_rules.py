@@ -19,6 +19,7 @@ from smollm2.batch import Batch, Span
 from smollm2.cache import PAGE_SIZE, Cache, Layout
 from smollm2.causal_lm import NO_TARGET, CausalLM, log_probs_of
 from smollm2.errors import CacheError, ContextLengthError, InputError
+from smollm2.sampling import Choice, Sampler, SamplingParams
 from tests.tiny import random_weights, tiny_config
 
 CONFIG = tiny_config()
@@ -166,6 +167,35 @@ class BackendRules:
         with pytest.raises(CacheError, match=message):
             model.forward(wrong, cache)
         self.close(model.forward(batch, cache)[1], full(model, IDS[2:3])[0])
+
+    @pytest.mark.parametrize("options", [{"logit_bias": {96: 1.0}}, {"allowed_ids": (96,)}])
+    def test_a_choice_that_failed_can_be_repeated(
+        self, model: CausalLM, options: dict[str, Any]
+    ) -> None:
+        """It stored nothing, and did not keep what it wrote over in pages that are used again."""
+        good, bad = (Choice(Sampler(SamplingParams(**each)), 10) for each in ({}, options))
+        cache = model.new_cache(2, 32)
+        batch = spans(cache, Span(1, 0, IDS[:9]))
+        with pytest.raises(InputError, match="96"):
+            model.choose(batch, [bad], cache)
+        for few in ([], [good, good]):
+            with pytest.raises(InputError, match="1 wanted tokens need as many choices"):
+                model.choose(batch, few, cache)
+        assert cache.lengths == (0, 0)
+        expected = int(full(model, IDS[:9])[-1].argmax())
+        assert model.choose(batch, [good], cache) == [expected]
+        assert cache.lengths == (0, 9)
+        with pytest.raises(InputError, match="96"):
+            model.choose(Batch.build([Span(0, 0, IDS[:9])]), [bad])
+
+        cache, table = model.new_paged_cache(3), [[2, 1]]
+        model.forward(over_pages(table, Span(0, 0, IDS[:100])), cache)
+        with pytest.raises(InputError, match="96"):
+            model.choose(over_pages(table, Span(0, 80, IDS[:2])), [bad], cache)
+        with pytest.raises(CacheError, match="page 1 of row 0 holds 16 tokens"):
+            model.forward(over_pages(table, Span(0, 100, IDS[:1])), cache)
+        expected = int(full(model, IDS[:82])[-1].argmax())
+        assert model.choose(over_pages(table, Span(0, 80, IDS[80:82])), [good], cache) == [expected]
 
     def test_truncate_and_reset_keep_the_storage(self, model: Any) -> None:
         cache = model.new_cache(1, 128)

@@ -9,6 +9,8 @@ there is read by nobody.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,6 +146,21 @@ class Cache:
             last[page] = max(offset, last.get(page, 0))
         for page, offset in last.items():
             self._filled[page] = offset + 1
+
+    @contextmanager
+    def forgetting(self, batch: Batch) -> Iterator[None]:
+        """Within it, what a pass gave is used; where that raises, its tokens are not stored.
+
+        Nor is what they were written over, in pages that are used again.
+        """
+        try:
+            yield
+        except BaseException:
+            size = self.page_size
+            for slot in batch.slots.tolist():
+                page, offset = divmod(slot, size)
+                self._filled[page] = min(self._filled[page], offset)
+            raise
 
     def truncate(self, row: int, length: int) -> None:
         """Forget the tokens of a row of a fixed cache from ``length`` on; the storage stays."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -98,7 +99,7 @@ class CausalLM(Protocol):
         """Token ids that follow the wanted tokens, one of each of the ``choices``.
 
         Computes where the model does, so that ids come back and not logits. Stores and raises as
-        ``forward`` does, and as ``Sampler.choose`` does.
+        ``forward`` does, and raises as ``Sampler.choose`` does: then nothing is stored either.
         """
 
     def close(self) -> None:
@@ -141,8 +142,10 @@ class LoadedModel(ABC, Generic[C]):
         self, batch: Batch, choices: Sequence[Choice], cache: Cache | None = None
     ) -> list[int]:
         """Token ids that follow the wanted tokens. See ``CausalLM.choose``."""
+        check_choices(batch, choices)
         logits = self.forward(batch, cache)
-        return [choice.of(row) for choice, row in zip(choices, logits, strict=True)]
+        with forgetting(batch, cache):
+            return [choice.of(row) for choice, row in zip(choices, logits, strict=True)]
 
 
 def dense_traffic(config: Config, size: int) -> Traffic:
@@ -196,6 +199,22 @@ def check_batch(config: Config, batch: Batch) -> None:
     if wanted and not 0 <= min(wanted) <= max(wanted) < len(ids):
         wrong = next(i for i in wanted if not 0 <= i < len(ids))
         raise InputError(f"token {wrong} is wanted of a batch of {len(ids)} tokens")
+
+
+def check_choices(batch: Batch, choices: Sequence[Choice]) -> None:
+    """Raise ``InputError`` unless each wanted token has a choice."""
+    if len(choices) != len(batch.wanted):
+        raise InputError(
+            f"{len(batch.wanted)} wanted tokens need as many choices, not {len(choices)}"
+        )
+
+
+def forgetting(batch: Batch, cache: Cache | None) -> AbstractContextManager[None]:
+    """What makes ids of a pass's logits, so that a choice that fails can be repeated.
+
+    See ``Cache.forgetting``.
+    """
+    return nullcontext() if cache is None else cache.forgetting(batch)
 
 
 def learned_tokens(config: Config, batch: Batch, targets: Ints) -> NDArray[np.intp]:

@@ -47,6 +47,9 @@ def integers(name: str, value: object) -> Ints:
         array = np.asarray(value)
     except ValueError:
         raise InputError(f"{name} must be integers, in rows of one length") from None
+    if array.dtype == object:  # None among them, or a number beyond 64 bits
+        found = (type(each).__name__ for each in array.flat if not isinstance(each, int))
+        raise InputError(f"{name} must be integers of 32 bits, not {next(found, 'larger ones')}")
     if array.dtype.kind not in "iub" and array.size > 0:
         raise InputError(f"{name} must be integers, not {array.dtype}")
     if array.size and not _LIMITS.min <= int(array.min()) <= int(array.max()) <= _LIMITS.max:
@@ -55,11 +58,17 @@ def integers(name: str, value: object) -> Ints:
 
 
 def floats(name: str, value: FloatsLike, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """``value`` as an array of float32. Raises ``InputError`` for another shape or dtype."""
+    """``value`` as an array of float32. Raises ``InputError`` for another shape, and no numbers."""
     try:
-        array = np.asarray(value, dtype=np.float32)
-    except (ValueError, TypeError):
-        raise InputError(f"{name} must be numbers [{shape[0]}]") from None
+        given = np.asarray(value)
+    except ValueError:
+        raise InputError(f"{name} must be numbers [{shape[0]}], in one row") from None
+    if given.dtype.kind not in "iubf" and given.size > 0:
+        raise InputError(f"{name} must be numbers [{shape[0]}], not {given.dtype}")
+    with np.errstate(over="ignore"):
+        array = given.astype(np.float32)
+    if not np.isfinite(array).all():
+        raise InputError(f"{name} must be finite numbers of 32 bits")
     if array.shape != shape:
         raise InputError(f"{name} has shape {list(array.shape)}, but must have {list(shape)}")
     return array
@@ -109,8 +118,8 @@ def mask_of(value: IntsLike | None, tokens: Ints, pos: Ints) -> tuple[Ints | Non
     if value is None:
         return None, starts
     mask = integers("attention_mask", value)
-    past = mask.shape[1] - size if mask.ndim == 2 else -1
-    if len(mask) != rows or past < 0 or (past > 0 and (starts != past).any()):
+    past = mask.shape[1] - size if mask.ndim == 2 and len(mask) == rows else -1
+    if past < 0 or (past > 0 and (starts != past).any()):
         raise InputError(
             f"attention_mask has shape {list(mask.shape)}, but tokens {list(tokens.shape)} need "
             f"[{rows}, {size}], or [{rows}, pos + {size}] with what is stored"

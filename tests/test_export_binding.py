@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -32,6 +34,22 @@ def test_shapes_of_results() -> None:
     sizes = {"P": 7, "Batch": 3, "MaxSeq": 9}
     assert bind("step_packed", CONFIG, sizes).result == (6, 96)
     assert bind("generate", CONFIG, {"Batch": 2, "Steps": 4}).result == (2, 4)
+
+
+def test_names_and_facts_that_every_graph_has() -> None:
+    """Both exports have them from here."""
+    bound = bind("generate_until", CONFIG, {"Batch": 2, "MaxNew": 4, "MaxSeq": 8})
+    caches = ["cache_keys.0", "cache_values.0", "cache_keys.1", "cache_values.1"]
+    assert list(bound.cache_names)[:4] == caches
+    assert len(bound.cache_names) == 2 * CONFIG.num_hidden_layers
+    assert bound.cache_shape == (17, CONFIG.num_key_value_heads, CONFIG.head_dim)
+    assert bound.result_names[:3] == ("ids", "counts", "new_cache_keys.0")
+    assert bind("loss_packed", CONFIG, {"P": 7}).result_names == ("loss",)
+    facts = bound.facts("float16")
+    assert facts["smollm2.signature"] == ENTRIES["generate_until"].signature
+    assert json.loads(facts["smollm2.sizes"]) == {"Batch": 2, "MaxNew": 4, "MaxSeq": 8}
+    assert json.loads(facts["smollm2.config"]) == CONFIG.to_dict()
+    assert (facts["smollm2.entry"], facts["smollm2.dtype"]) == ("generate_until", "float16")
 
 
 @pytest.mark.parametrize(

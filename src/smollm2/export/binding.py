@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -65,6 +66,33 @@ class Bound:
     def steps(self) -> int:
         """How many passes one call makes."""
         return self.result[1] if self.entry.output == "ids" else 1
+
+    @property
+    def cache_names(self) -> tuple[str, ...]:
+        """Names of the cache as a graph takes it: keys and values of each layer."""
+        layers = range(self.config.num_hidden_layers if self.entry.cache is not None else 0)
+        return tuple(f"cache_{part}.{layer}" for layer in layers for part in ("keys", "values"))
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """The shape of each of these: slots, kv heads, head size."""
+        return self.slots, self.config.num_key_value_heads, self.config.head_dim
+
+    @property
+    def result_names(self) -> tuple[str, ...]:
+        """Names of what a graph gives."""
+        counts = ["counts"] if self.entry.name == "generate_until" else []
+        return (self.entry.output, *counts, *(f"new_{name}" for name in self.cache_names))
+
+    def facts(self, dtype: str) -> dict[str, str]:
+        """What a file says of the graph in it, with weights of this dtype."""
+        return {
+            "smollm2.entry": self.entry.name,
+            "smollm2.signature": self.entry.signature,
+            "smollm2.sizes": json.dumps(dict(self.sizes)),
+            "smollm2.dtype": dtype,
+            "smollm2.config": json.dumps(self.config.to_dict()),
+        }
 
     def tokens(self, xp: Any, arrays: Iterable[Array]) -> Tokens:
         """The tokens of a pass; ``arrays`` are the first inputs, those of the builder."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -79,7 +78,7 @@ def export_onnx(
         raise CheckpointError("the weights have other names or shapes than the config asks for")
     say(f"tracing {entry}")
     program = _program(checkpoint, bound, dtype)
-    program.model.metadata_props.update(_metadata(bound, dtype))
+    program.model.metadata_props.update(bound.facts(dtype))
     say(f"writing {path.name}")
     nbytes = _write(program, path, external=_nbytes(shapes, dtype) > SINGLE_FILE, say=say)
     return Exported(
@@ -123,14 +122,12 @@ def _program(checkpoint: Checkpoint, bound: Bound, dtype: str) -> ONNXProgram:
     model = TorchBackend().load(checkpoint.config, checkpoint.weights, dtype=dtype)
     graph = EntryGraph(bound, model.weights)
     examples = _examples(bound, model.dtype)
-    results = [bound.entry.output, *(["counts"] if bound.entry.name == "generate_until" else [])]
-    caches = [name for name in examples if name.startswith("cache_")]
     with _quiet(), torch.enable_grad():  # without, products would be those for inference on CPUs
         traced = torch.export.export(graph, tuple(examples.values()))
         program = torch.onnx.export(
             traced,
             input_names=[*examples],
-            output_names=[*results, *(f"new_{name}" for name in caches)],
+            output_names=bound.result_names,
             opset_version=OPSET,
             dynamo=True,
             verbose=False,
@@ -147,18 +144,13 @@ def _examples(bound: Bound, dtype: Any) -> dict[str, Tensor]:
     """An input of each shape; values do not matter."""
     import torch
 
-    inputs = {
-        item.name: torch.zeros(bound.inputs[item.name], dtype=getattr(torch, item.dtype))
-        for item in bound.entry.inputs
+    return {
+        **{
+            item.name: torch.zeros(bound.inputs[item.name], dtype=getattr(torch, item.dtype))
+            for item in bound.entry.inputs
+        },
+        **{name: torch.zeros(bound.cache_shape, dtype=dtype) for name in bound.cache_names},
     }
-    if bound.entry.cache is None:
-        return inputs
-    config = bound.config
-    shape = bound.slots, config.num_key_value_heads, config.head_dim
-    for layer in range(config.num_hidden_layers):
-        inputs[f"cache_keys.{layer}"] = torch.zeros(shape, dtype=dtype)
-        inputs[f"cache_values.{layer}"] = torch.zeros(shape, dtype=dtype)
-    return inputs
 
 
 @contextmanager
@@ -173,16 +165,6 @@ def _quiet() -> Iterator[None]:
             yield
         finally:
             logger.setLevel(level)
-
-
-def _metadata(bound: Bound, dtype: str) -> dict[str, str]:
-    return {
-        "smollm2.entry": bound.entry.name,
-        "smollm2.signature": bound.entry.signature,
-        "smollm2.sizes": json.dumps(dict(bound.sizes)),
-        "smollm2.dtype": dtype,
-        "smollm2.config": json.dumps(bound.config.to_dict()),
-    }
 
 
 def _write(

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from smollm2.errors import InputError
 
-_SUFFIXES = (".smol", ".gguf", ".safetensors", ".onnx")
+_SUFFIXES = (".smol", ".gguf", ".safetensors", ".onnx", ".mlir", ".mlirbc")
 
 
 class Tensor(Protocol):

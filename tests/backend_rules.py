@@ -231,13 +231,20 @@ class BackendRules:
                 use()
 
     @pytest.mark.parametrize("capacity", [0, -1, 257])
-    def test_capacity_has_limits(self, model: CausalLM, capacity: int) -> None:
+    def test_capacity_has_limits(self, model: Any, capacity: int) -> None:
         with pytest.raises(InputError, match=r"not in 1 … 256"):
             model.new_cache(1, capacity)
         with pytest.raises(InputError, match="at least one row"):
             model.new_cache(0)
         with pytest.raises(InputError, match="1000000000000 rows is too large"):
             model.new_cache(10**12)
+        for wrong in (2.0, "2", True, np.ones(2, int)):
+            with pytest.raises(InputError, match=r"^rows is .*: give a whole number$"):
+                model.new_cache(wrong)
+            with pytest.raises(InputError, match=r"^capacity is .*: give a whole number$"):
+                model.new_cache(1, wrong)
+            with pytest.raises(InputError, match=r"^pages is .*: give a whole number$"):
+                model.new_paged_cache(wrong)
 
     def test_ids_and_positions_are_checked(self, model: CausalLM) -> None:
         for wrong in (-1, 96, 2**31 - 1):

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from smollm2.cache import PAGE_SIZE
+from smollm2.causal_lm import whole_number
 from smollm2.config import Config
 from smollm2.entries.builders import Array, Tokens
 from smollm2.entries.rectangles import Rectangle, rectangles
@@ -121,15 +122,18 @@ def bind(name: str, config: Config, sizes: Mapping[str, int]) -> Bound:
     """
     entry = ENTRIES.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name, ENTRIES, n=1)
+        near = difflib.get_close_matches(str(name), ENTRIES, n=1)
         hint = f"did you mean {near[0]}? There are " if near else "choose from "
         raise InputError(f"no entry named {name!r:.80}: {hint}{', '.join(ENTRIES)}")
     known: dict[str, int] = {}
     for symbol, size in sizes.items():
         own = _own_symbol(entry, symbol)
         if own in known:
-            raise InputError(f"{symbol} is {own} of entry {name}, which is given twice")
-        known[own] = size
+            other = next(each for each in sizes if _own_symbol(entry, each) == own)
+            raise InputError(
+                f"{other} and {symbol} both are {own} of entry {name}: give one of them"
+            )
+        known[own] = whole_number(symbol, size)
     if "MaxSeq" in entry.symbols:
         known.setdefault("MaxSeq", config.max_position_embeddings)
     entry.shapes(known)

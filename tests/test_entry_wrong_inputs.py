@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from smollm2 import entries
 from smollm2.backends import numpy
-from smollm2.errors import InputError, SmolLM2Error
+from smollm2.errors import CacheError, InputError, SmolLM2Error
 from tests.backend_rules import CONFIG, WEIGHTS
 
 MODEL = numpy.backend.load(CONFIG, WEIGHTS)
@@ -138,6 +138,15 @@ def test_what_is_wrong_is_told_in_one_line(name: str, data: Any) -> None:
         assert 10 < len(message) < 400, message
 
 
+@pytest.mark.parametrize("name", [name for name in CALLS if entries.ENTRIES[name].cache])
+def test_a_cache_of_another_kind_is_named(name: str) -> None:
+    kind = entries.ENTRIES[name].cache
+    other = MODEL.new_cache(2, 16) if kind == "paged" else MODEL.new_paged_cache(4)
+    for cache, found in [(None, "NoneType"), ([], "list"), (other, "a (fixed|paged) one")]:
+        with pytest.raises(CacheError, match=f"^{name} needs a {kind} cache, not {found}: make it"):
+            getattr(entries, name)(MODEL, cache, **CALLS[name])
+
+
 @pytest.mark.parametrize(
     ("name", "wrong", "message"),
     [
@@ -160,6 +169,8 @@ def test_what_is_wrong_is_told_in_one_line(name: str, data: Any) -> None:
         ("loss_packed", {"weights": ["1", "2", "3"]}, r"weights must be numbers \[3\], not <U1"),
         ("loss_packed", {"weights": [1, 2, 1e39]}, "weights must be finite numbers of 32 bits"),
         ("loss_packed", {"weights": [[1], [2, 3]]}, r"weights must be numbers \[3\], in one row"),
+        ("prefill_paged", {"rows": [0, -1]}, "row -1 is not in a page table of 2 rows"),
+        ("step_paged", {"rows": [0, 2]}, "row 2 is not in a page table of 2 rows"),
         ("loss_packed", {"weights": 1.0}, r"weights has shape \[\], but must have \[3\]"),
     ],
 )

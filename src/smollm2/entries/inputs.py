@@ -31,10 +31,10 @@ def checked(name: str, cache: Cache | None, *values: IntsLike) -> list[Ints]:
     """
     entry = ENTRIES[name]
     sizes: dict[str, int] = {}
-    if cache is not None:
-        _check_kind(entry, cache)
-        if not cache.layout.paged:
-            sizes["Batch"] = cache.rows
+    if entry.cache is not None:
+        given = _checked_kind(entry, cache)
+        if not given.layout.paged:
+            sizes["Batch"] = given.rows
     return [
         _fitting(entry, item, integers(item.name, value), sizes)
         for item, value in zip(entry.inputs, values, strict=False)
@@ -74,12 +74,16 @@ def floats(name: str, value: FloatsLike, shape: tuple[int, ...]) -> NDArray[np.f
     return array
 
 
-def _check_kind(entry: Entry, cache: Cache) -> None:
-    kind = "paged" if cache.layout.paged else "fixed"
-    if entry.cache is not None and kind != entry.cache:
-        raise CacheError(
-            f"{entry.name} needs a {entry.cache} cache, not a {kind} one: {_OTHER[entry.cache]}"
-        )
+def _checked_kind(entry: Entry, cache: object) -> Cache:
+    assert entry.cache is not None
+    found = type(cache).__name__
+    if isinstance(cache, Cache):
+        found = "a paged one" if cache.layout.paged else "a fixed one"
+        if cache.layout.paged == (entry.cache == "paged"):
+            return cache
+    raise CacheError(
+        f"{entry.name} needs a {entry.cache} cache, not {found}: {_OTHER[entry.cache]}"
+    )
 
 
 def _fitting(entry: Entry, item: Input, array: Ints, sizes: dict[str, int]) -> Ints:

@@ -45,6 +45,7 @@ def sample(
     ``smollm2.sampling.draw``): so a row gives what it gives alone, on every backend. Raises
     ``InputError`` for a key that is no seed and a temperature below 0.
     """
+    checked("sample", cache, token, pos)
     first = SamplingParams(seed=key, temperature=temperature)
     rows = [
         SamplingParams(seed=((first.seed or 0) + row) % _SEEDS, temperature=first.temperature)

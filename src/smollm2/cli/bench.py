@@ -77,7 +77,7 @@ def bench(
     from smollm2.bench import Workload, measure, peak_memory, probe, read_first_prompt
 
     terminal = Terminal(no_color=no_color)
-    backend = computing.backend or default_backend()
+    backend = default_backend() if computing.backend is None else computing.backend
     try:
         works = [
             Workload(prompt=prompt, decode=decode, depth=each, batch=rows, repeats=repeats)

@@ -163,6 +163,13 @@ def test_a_name_of_another_format_is_refused(ending: str) -> None:
                 target.check(path, False)
 
 
+@pytest.mark.parametrize("to", [name for name in TARGETS if name != "huggingface"])
+def test_a_folder_that_is_not_there_is_told_before_anything_is_read(to: str) -> None:
+    target = TARGETS[to]
+    with pytest.raises(InputError, match="there is no folder nowhere: make it first"):
+        target.check(Path(f"nowhere/x{target.ending}"), False)
+
+
 def test_a_terminated_export_leaves_nothing(model: Path, place: Path) -> None:
     """SIGTERM arrives while tensors are written; cases: W12"""
     script = """

@@ -95,8 +95,6 @@ def export_onnx(
 def check_onnx(path: Path, *, force: bool) -> None:
     """Raise ``InputError`` where the file, or that of its weights, may not be written."""
     check_free(path, SUFFIX, force=force)
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}: make it first")
     data = _data_file(path)
     if data.exists() and not force:
         raise InputError(f"{data}: exists: give another name, or --force to replace it")
@@ -173,7 +171,10 @@ def _write(
     """Write the file in a folder beside its place, check it there, and move it; returns bytes."""
     import onnx
 
-    with TemporaryDirectory(prefix=".", suffix=".tmp", dir=path.parent) as folder:
+    with (
+        _naming(path),
+        TemporaryDirectory(prefix=".", suffix=".tmp", dir=path.parent) as folder,
+    ):
         written = Path(folder) / path.name
         program.save(written, external_data=external)
         say(f"checking {path.name}")
@@ -187,6 +188,17 @@ def _write(
     if not external:
         _data_file(path).unlink(missing_ok=True)
     return nbytes
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Have what the system says of its files name this one: a full disk, a folder of others."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
 
 
 def _data_file(path: Path) -> Path:

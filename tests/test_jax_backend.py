@@ -366,8 +366,7 @@ def test_what_is_joined_comes_apart_again(model: JaxModel) -> None:
         ({"device": "cuda"}, "device='cuda' is not of jax: give cpu, gpu, tpu"),
         ({"device": "cpu:x"}, "device='cpu:x' is not of jax"),
         ({"device": "cpu:99"}, r"device='cpu:99': JAX finds \d+ of cpu"),
-        ({"device": "tpu"}, "device='tpu': JAX finds no tpu here: leave it out"),
-        ({"device": 0}, "device=0 is not of jax: give cpu, gpu, tpu"),
+        ({"device": "tpu"}, "device='tpu': JAX finds no tpu on this machine"),
     ],
 )
 def test_options_that_it_does_not_have(options: dict[str, Any], message: str) -> None:

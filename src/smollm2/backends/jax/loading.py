@@ -112,14 +112,14 @@ def _places(
 def _device(name: str | None) -> jax.Device:
     if name is None:
         return jax.devices()[0]
-    platform, _, number = str(name).partition(":")
+    platform, _, number = name.partition(":")
     if platform not in _PLATFORMS or not (number or "0").isdecimal():
         kinds = ", ".join(_PLATFORMS)
         raise InputError(f"device={name!r} is not of jax: give {kinds}, or one's number as gpu:1")
     try:
         devices = jax.devices(platform)
     except RuntimeError:
-        raise InputError(f"device={name!r}: JAX finds no {platform} here: leave it out") from None
+        raise InputError(f"device={name!r}: JAX finds no {platform} on this machine") from None
     if int(number or 0) >= len(devices):
         raise InputError(f"device={name!r}: JAX finds {len(devices)} of {platform}, from 0 on")
     return devices[int(number or 0)]

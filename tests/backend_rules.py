@@ -19,6 +19,7 @@ from smollm2.batch import Batch, Span
 from smollm2.cache import PAGE_SIZE, Cache, Layout
 from smollm2.causal_lm import NO_TARGET, CausalLM, log_probs_of
 from smollm2.errors import CacheError, ContextLengthError, InputError
+from smollm2.sampling import Choice, Sampler, SamplingParams
 from tests.tiny import random_weights, tiny_config
 
 CONFIG = tiny_config()
@@ -130,6 +131,72 @@ class BackendRules:
             model.forward(batch, Cache(Layout(2, 32)))
         assert cache.lengths == (0, 0)
 
+    @pytest.mark.parametrize(
+        ("numbers", "message"),
+        [
+            (
+                {"positions": [0, 2, 0]},
+                "row 1 has length 2 and 2 tokens .* 2: they must fill 0 … 1",
+            ),
+            ({"positions": [0, 0, 0]}, "two tokens of the batch have the same slot"),
+            (
+                {"positions": [0, 2, 0], "lengths": [0, 3, 1]},
+                "row 1 has length 3 and 2 tokens .* 0",
+            ),
+            ({"lengths": [0, 1, 1]}, "row 1 has length 1 and 2 tokens .* they must fill -1 … 0"),
+            ({"lengths": [3, 2, 1]}, "row 0 has length 3, but no tokens in the batch"),
+            ({"lengths": [0, 2, 0]}, "row 2 has length 0 and 1 tokens"),
+            ({"lengths": [2, 1]}, "2 lengths, but 3 rows of pages"),
+            ({"rows": [1, 1, 3]}, "row 3 is not in a batch of 3 rows"),
+            ({"rows": [1, 1, -1]}, "row -1 is not in a batch of 3 rows"),
+        ],
+    )
+    @pytest.mark.parametrize("paged", [False, True])
+    def test_a_batch_fills_its_rows(
+        self, model: CausalLM, numbers: dict[str, list[int]], message: str, paged: bool
+    ) -> None:
+        """Made by hand: a place that is read has been written, now or before."""
+        cache = model.new_paged_cache(4) if paged else model.new_cache(3, 32)
+        table = np.array([[1], [2], [3]], np.int32) if paged else cache.page_table
+        parts = [Span(1, 0, IDS[:2]), Span(2, 0, IDS[2:3])]
+        batch = Batch.build(parts, page_table=table, page_size=cache.page_size)
+        wrong = replace(batch, **{name: np.array(n, np.int32) for name, n in numbers.items()})
+        if "positions" in numbers:
+            places = table[wrong.rows, 0] * cache.page_size + wrong.positions
+            wrong = replace(wrong, slots=places.astype(np.int32))
+        with pytest.raises(CacheError, match=message):
+            model.forward(wrong, cache)
+        self.close(model.forward(batch, cache)[1], full(model, IDS[2:3])[0])
+
+    @pytest.mark.parametrize("options", [{"logit_bias": {96: 1.0}}, {"allowed_ids": (96,)}])
+    def test_a_choice_that_failed_can_be_repeated(
+        self, model: CausalLM, options: dict[str, Any]
+    ) -> None:
+        """It stored nothing, and did not keep what it wrote over in pages that are used again."""
+        good, bad = (Choice(Sampler(SamplingParams(**each)), 10) for each in ({}, options))
+        cache = model.new_cache(2, 32)
+        batch = spans(cache, Span(1, 0, IDS[:9]))
+        with pytest.raises(InputError, match="96"):
+            model.choose(batch, [bad], cache)
+        for few in ([], [good, good]):
+            with pytest.raises(InputError, match="1 wanted tokens need as many choices"):
+                model.choose(batch, few, cache)
+        assert cache.lengths == (0, 0)
+        expected = int(full(model, IDS[:9])[-1].argmax())
+        assert model.choose(batch, [good], cache) == [expected]
+        assert cache.lengths == (0, 9)
+        with pytest.raises(InputError, match="96"):
+            model.choose(Batch.build([Span(0, 0, IDS[:9])]), [bad])
+
+        cache, table = model.new_paged_cache(3), [[2, 1]]
+        model.forward(over_pages(table, Span(0, 0, IDS[:100])), cache)
+        with pytest.raises(InputError, match="96"):
+            model.choose(over_pages(table, Span(0, 80, IDS[:2])), [bad], cache)
+        with pytest.raises(CacheError, match="page 1 of row 0 holds 16 tokens"):
+            model.forward(over_pages(table, Span(0, 100, IDS[:1])), cache)
+        expected = int(full(model, IDS[:82])[-1].argmax())
+        assert model.choose(over_pages(table, Span(0, 80, IDS[80:82])), [good], cache) == [expected]
+
     def test_truncate_and_reset_keep_the_storage(self, model: Any) -> None:
         cache = model.new_cache(1, 128)
         model.forward(spans(cache, Span(0, 0, IDS[:100])), cache)
@@ -164,13 +231,20 @@ class BackendRules:
                 use()
 
     @pytest.mark.parametrize("capacity", [0, -1, 257])
-    def test_capacity_has_limits(self, model: CausalLM, capacity: int) -> None:
+    def test_capacity_has_limits(self, model: Any, capacity: int) -> None:
         with pytest.raises(InputError, match=r"not in 1 … 256"):
             model.new_cache(1, capacity)
         with pytest.raises(InputError, match="at least one row"):
             model.new_cache(0)
         with pytest.raises(InputError, match="1000000000000 rows is too large"):
             model.new_cache(10**12)
+        for wrong in (2.0, "2", True, np.ones(2, int)):
+            with pytest.raises(InputError, match=r"^rows is .*: give a whole number$"):
+                model.new_cache(wrong)
+            with pytest.raises(InputError, match=r"^capacity is .*: give a whole number$"):
+                model.new_cache(1, wrong)
+            with pytest.raises(InputError, match=r"^pages is .*: give a whole number$"):
+                model.new_paged_cache(wrong)
 
     def test_ids_and_positions_are_checked(self, model: CausalLM) -> None:
         for wrong in (-1, 96, 2**31 - 1):

@@ -70,7 +70,7 @@ def load(
     Raises ``ModelNotFoundError``, ``DownloadError``, ``FormatError``, ``ConfigError``,
     ``CheckpointError`` or, for a backend that is not here, ``MissingDependencyError``.
     """
-    backend = backend or default_backend()
+    backend = default_backend() if backend is None else backend
     chosen = get_backend(backend)
     progress = progress or registry.LineProgress()
     if backend == "native" and options.get("quant") is None and bindings is None:

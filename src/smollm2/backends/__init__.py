@@ -72,7 +72,7 @@ def get_backend(name: str) -> Backend:
     Raises ``InputError`` for an unknown name, and ``MissingDependencyError`` where the native
     backend's extension or the framework of another is missing.
     """
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         raise InputError(f"no backend named {name!r}: choose from {', '.join(BACKENDS)}")
     if name == "native" and (why := missing()):
         raise MissingDependencyError(

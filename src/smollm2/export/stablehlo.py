@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
@@ -84,7 +83,7 @@ def _module(bound: Bound, dtype: str) -> Any:
     from jax.extend.mlir import ir
     from jax.extend.mlir.dialects import stablehlo
 
-    from smollm2.export.traced import arguments, flat, results
+    from smollm2.export.traced import arguments, flat
 
     def named(names: Iterable[str]) -> ir.ArrayAttr:
         each = [ir.DictAttr.get({"smollm2.name": ir.StringAttr.get(name)}) for name in names]
@@ -98,20 +97,10 @@ def _module(bound: Bound, dtype: str) -> Any:
         module = ir.Module.parse(str(module))  # which prints no places in files
         main = ir.SymbolTable(module.operation)["main"]
         main.attributes["arg_attrs"] = named(taken)
-        main.attributes["res_attrs"] = named(results(bound))
-        for key, value in _facts(bound, dtype).items():
-            module.operation.attributes[f"smollm2.{key}"] = ir.StringAttr.get(value)
+        main.attributes["res_attrs"] = named(bound.result_names)
+        for key, value in bound.facts(dtype).items():
+            module.operation.attributes[key] = ir.StringAttr.get(value)
     return module
-
-
-def _facts(bound: Bound, dtype: str) -> dict[str, str]:
-    return {
-        "entry": bound.entry.name,
-        "signature": bound.entry.signature,
-        "sizes": json.dumps(dict(bound.sizes)),
-        "dtype": dtype,
-        "config": json.dumps(bound.config.to_dict()),
-    }
 
 
 def _bytecode(module: Any) -> bytes:

@@ -26,8 +26,10 @@ from smollm2.causal_lm import (
     LoadedModel,
     Traffic,
     check_batch,
+    check_choices,
     checked_cache,
     dense_traffic,
+    forgetting,
     learned_tokens,
 )
 from smollm2.errors import InputError, MissingDependencyError
@@ -107,9 +109,10 @@ class JaxModel(LoadedModel[JaxCache]):
         self, batch: Batch, choices: Sequence[Choice], cache: Cache | None = None
     ) -> list[int]:
         """Token ids that follow, chosen on the device. See ``CausalLM.choose``."""
-        if len(choices) != len(batch.wanted):
-            raise InputError(f"{len(batch.wanted)} wanted tokens need as many choices")
-        return sampling.choose(self._run("logits", batch, cache), choices)
+        check_choices(batch, choices)
+        logits = self._run("logits", batch, cache)
+        with forgetting(batch, cache):
+            return sampling.choose(logits, choices)
 
     def _wanted(self, output: Output, batch: Batch, cache: Cache | None) -> Floats:
         # Cut in NumPy: an operation of its own on the device takes a millisecond.

@@ -53,7 +53,7 @@ class SmolLM2Module(HuggingFaceModule):
         self.return_logits = return_logits
         self._planners: dict[tuple[torch.device, bool], Planner] = {}
         for name, weight in weights.items():
-            _place(self, name, nn.Parameter(weight))
+            place(self, name, nn.Parameter(weight))
 
     @property
     def weights(self) -> Weights[Tensor]:
@@ -201,7 +201,7 @@ class SmolLM2Module(HuggingFaceModule):
         return torch.from_numpy(array).to(self.weights.final_norm.device)
 
 
-def _place(root: nn.Module, name: str, parameter: nn.Parameter) -> None:
+def place(root: nn.Module, name: str, parameter: nn.Parameter) -> None:
     """Register a parameter under a name with dots, making the modules on the way to it."""
     *path, last = name.split(".")
     for part in path:

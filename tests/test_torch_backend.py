@@ -201,37 +201,6 @@ def test_a_gpu_that_is_not_here() -> None:
 # Numerics
 
 
-SWITCHES = (
-    (torch.backends.mkldnn.matmul, "fp32_precision"),
-    (torch.backends.cuda.matmul, "fp32_precision"),
-    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
-)
-
-
-@pytest.mark.parametrize(
-    ("numerics", "values"),
-    [("exact", ["ieee", "ieee", False]), ("fast", ["bf16", "tf32", True])],
-)
-def test_switches_are_set_for_a_forward_only(numerics: str, values: list[object]) -> None:
-    model = backend.load(CONFIG, WEIGHTS, numerics=numerics)
-    seen: list[list[object]] = []
-
-    class Watching(TorchOps):
-        def head(self, *given: Any) -> Any:
-            seen.append([getattr(owner, name) for owner, name in SWITCHES])
-            if len(seen) > 1:
-                raise RuntimeError("out of luck")
-            return super().head(*given)
-
-    model.ops = Watching(CONFIG)
-    before = [getattr(owner, name) for owner, name in SWITCHES]
-    full(model, IDS[:3])
-    with pytest.raises(RuntimeError, match="out of luck"):
-        full(model, IDS[:3])
-    assert seen == [values, values]
-    assert [getattr(owner, name) for owner, name in SWITCHES] == before
-
-
 def test_exact_norms_and_rotations_are_float32() -> None:
     """What rounds to bfloat16 once is nearer to the truth than what does so at each step."""
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32) * 9)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +17,7 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch")
 
 from smollm2.backends import numpy as numpy_backend  # noqa: E402 - torch may be missing
+from smollm2.backends.rotary import rotary_tables  # noqa: E402
 from smollm2.backends.torch import TorchBackend, TorchModel  # noqa: E402
 from smollm2.backends.torch.ops import TorchOps, attention, product  # noqa: E402
 from smollm2.batch import Batch, Span  # noqa: E402
@@ -303,6 +308,38 @@ def test_a_closed_model_says_so() -> None:
     model.close()
     with pytest.raises(InputError, match="the model is closed: load it again"):
         full(model, IDS[:1])
+
+
+def test_angles_grow_once_for_all_threads(monkeypatch: Any) -> None:
+    """Whoever made few of them, and took longer, does not take back what another made."""
+    config = tiny_config(max_position_embeddings=4096)
+    model = backend.load(config, random_weights(config))
+    many = Event()
+
+    def made(config: Any, positions: Any) -> Any:
+        if len(positions) < 2000:
+            few.set()
+            many.wait(0.5)
+        return rotary_tables(config, positions)
+
+    few = Event()
+    monkeypatch.setattr("smollm2.backends.torch.plan.rotary_tables", made)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(full, model, IDS[:3])
+        assert few.wait(30)
+        model.plan(Batch.build([Span(0, 3000, IDS[:3])]))
+        many.set()
+        first.result()
+    monkeypatch.setattr("smollm2.backends.torch.plan.rotary_tables", None)
+    assert model.plan(Batch.build([Span(0, 3000, IDS[:3])])).cos.shape == (3, 1, config.head_dim)
+
+
+def test_a_module_that_was_used_can_be_copied(model: TorchModel) -> None:
+    module = model.as_module()
+    logits = module(torch.tensor([IDS[:5]])).logits
+    copies = copy.deepcopy(module), pickle.loads(pickle.dumps(module))
+    for other in copies:
+        assert torch.equal(other(torch.tensor([IDS[:5]])).logits, logits)
 
 
 def test_a_model_has_weights_of_its_own() -> None:

@@ -176,9 +176,11 @@ class SmolLM2Module(HuggingFaceModule):
         weights = self.weights
         # What is made in inference mode cannot be saved for a backward pass
         key = weights.token_embedding.device, torch.is_inference_mode_enabled()
-        if key not in self._planners:
-            self._planners[key] = Planner(self.architecture, key[0], torch.float32)
-        return model.hidden(weights, self._ops, self._planners[key].plan(batch, None))
+        planner = self._planners.get(key)
+        if planner is None:
+            made = Planner(self.architecture, key[0], torch.float32)
+            planner = self._planners.setdefault(key, made)
+        return model.hidden(weights, self._ops, planner.plan(batch, None))
 
     def _log_probs(self, hidden: Tensor, targets: Indices) -> Tensor:
         size = self.architecture.vocab_size

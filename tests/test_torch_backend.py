@@ -166,6 +166,15 @@ def test_memory_that_was_never_written_is_not_read(model: TorchModel) -> None:
         close(logits[row], full(model, IDS[:count])[-1])
 
 
+def test_a_cache_made_in_inference_mode_is_as_good(model: TorchModel) -> None:
+    """What torch made in it can be changed in it only."""
+    cache = model.new_cache(1, 64)
+    with torch.inference_mode():
+        model.forward(spans(cache, Span(0, 0, IDS[:20])), cache)
+    cache.reset()
+    close(model.forward(spans(cache, Span(0, 0, IDS[:9])), cache)[0], full(model, IDS[:9])[-1])
+
+
 # Options
 
 

@@ -40,8 +40,7 @@ def old() -> str:
     """What the old switch says, which torch refuses to read where it differs from the new ones."""
     try:
         return str(torch.get_float32_matmul_precision())
-    except RuntimeError as error:
-        assert "mix of the legacy and new APIs" in str(error)
+    except RuntimeError:
         return "mix"
 
 
@@ -149,8 +148,7 @@ def test_exact_and_fast_models_side_by_side_have_their_own() -> None:
         for looks in [[]]
     ]
     with ThreadPoolExecutor(4) as pool:
-        for _ in pool.map(lambda m: [full(m[0], IDS[:3]) for _ in range(20)], models):
-            pass
+        list(pool.map(lambda m: [full(m[0], IDS[:3]) for _ in range(20)], models))
     for _, looks, values in models:
         assert looks == [values] * 20
     assert seen() == before

@@ -61,7 +61,8 @@ def export_onnx(
     Nothing is checked when a graph runs: positions must continue what is stored, as the entries of
     this package ask for. All of the cache takes part in each step, with a weight of 0 behind what a
     row holds: what was NaN there has to be made 0 before the row is used again. Weights are in the
-    file, or beside it in ``<path>.data`` where they take more than 2 GB. Metadata say the entry, its sizes and the config. ``say`` is told of each stage.
+    file, or beside it in ``<path>.data`` where they take more than 2 GB. Metadata say the entry,
+    its sizes and the config. ``say`` is told of each stage.
 
     Raises ``InputError`` for an unknown entry or dtype, sizes that do not fit the entry or the
     model, and a file that exists (unless ``force``), ``CheckpointError`` for weights that do not

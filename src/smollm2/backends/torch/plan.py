@@ -137,9 +137,7 @@ class Planner:
         angles = self.reserve(int(batch.positions.max()) + 1)
         return self.read(form, torch.from_numpy(numbers).to(angles.device), angles, cache)
 
-    def read(
-        self, form: Form, numbers: Tensor, angles: Tensor, cache: TorchCache | None
-    ) -> Plan:
+    def read(self, form: Form, numbers: Tensor, angles: Tensor, cache: TorchCache | None) -> Plan:
         """Read the ``numbers`` of a batch, on the device, with angles that it reserved."""
         read = _Reader(numbers)
         ids, positions, slots = (read.next(form.tokens) for _ in range(3))

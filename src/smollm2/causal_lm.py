@@ -101,6 +101,12 @@ class CausalLM(Protocol):
         ``forward`` does, and as ``Sampler.choose`` does.
         """
 
+    def agree(self, numbers: list[int]) -> list[int]:
+        """These numbers; where several processes share the model, those of the first one.
+
+        So that all go on with the same seed, though each has drawn one.
+        """
+
     def close(self) -> None:
         """Let go of the weights; closing again is fine."""
 
@@ -142,7 +148,11 @@ class LoadedModel(ABC, Generic[C]):
     ) -> list[int]:
         """Token ids that follow the wanted tokens. See ``CausalLM.choose``."""
         logits = self.forward(batch, cache)
-        return [choice.of(row) for choice, row in zip(choices, logits, strict=True)]
+        return self.agree([choice.of(row) for choice, row in zip(choices, logits, strict=True)])
+
+    def agree(self, numbers: list[int]) -> list[int]:
+        """These numbers, where one process computes. See ``CausalLM.agree``."""
+        return numbers
 
 
 def dense_traffic(config: Config, size: int) -> Traffic:

@@ -123,7 +123,12 @@ class TorchModel(LoadedModel[TorchCache]):
         """
         if self.device.type == "cpu":
             return super().choose(batch, choices, cache)
-        return self._run(forward, batch, cache, lambda logits: sampling.choose(logits, choices))
+        ids = self._run(forward, batch, cache, lambda logits: sampling.choose(logits, choices))
+        return self.agree(ids)
+
+    def agree(self, numbers: list[int]) -> list[int]:
+        """The numbers of the first process that shares the model. See ``CausalLM.agree``."""
+        return self.ops.agree(numbers)
 
     def as_module(self, *, return_logits: bool | None = None) -> SmolLM2Module:
         """The model as an ``nn.Module`` to train, whose parameters are these very tensors."""

@@ -56,6 +56,10 @@ class TorchOps:
         """All of a weight."""
         return weight
 
+    def agree(self, numbers: list[int]) -> list[int]:
+        """The numbers that all processes go on with."""
+        return numbers
+
     def embed(self, table: Tensor, plan: Plan) -> Tensor:
         """Rows of the embedding, [T, C]."""
         return F.embedding(plan.ids, table)

@@ -7,10 +7,13 @@ With no cache every result can be differentiated with respect to the weights. No
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody calls it so
 from torch import Tensor
+from torch.utils import checkpoint
 
 from smollm2.backends.torch.losses import log_probs
 from smollm2.backends.torch.plan import Part, Plan
@@ -36,11 +39,19 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
 
 
+_checkpoint: Callable[..., Any] = checkpoint.checkpoint  # which has no types
+
+
 class TorchOps:
-    """The table. Norms are float32 inside, whatever the dtype; rotations are that of the angles."""
+    """The table. Norms are float32 inside, whatever the dtype; rotations are that of the angles.
+
+    ``recompute_every``: of every so many layers the first keeps nothing for the backward pass but
+    what came in, and is computed once more in it (0: all layers keep all).
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self.recompute_every = 0
 
     @property
     def kv_heads(self) -> int:
@@ -111,8 +122,15 @@ class TorchOps:
     ) -> Tensor:
         """One layer after the other."""
         for layer, weights in enumerate(blocks):
-            x = block(x, weights, layer, plan)
+            x = self.recomputed(block, layer)(x, weights, layer, plan)
         return x
+
+    def recomputed(self, block: Callable[..., Tensor], layer: int) -> Callable[..., Tensor]:
+        """``block``, with activation checkpointing where this layer is to have it."""
+        every = self.recompute_every
+        if every == 0 or layer % every > 0 or not torch.is_grad_enabled():
+            return block
+        return partial(_checkpoint, block, use_reentrant=False, preserve_rng_state=False)
 
     def wanted(self, x: Tensor, plan: Plan) -> Tensor:
         """Rows whose logits are wanted."""

@@ -206,6 +206,17 @@ def test_refused_options(options: Any, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_none_is_the_default(model: TorchModel) -> None:
+    options: Any = dict.fromkeys(("device", "dtype", "compile", "numerics", "tensor_parallel"))
+    plain = backend.load(CONFIG, WEIGHTS, **options)
+    assert (plain.device, plain.dtype, plain.exact) == (model.device, model.dtype, model.exact)
+    assert type(plain.ops) is type(model.ops)
+    np.testing.assert_array_equal(full(plain, IDS[:9]), full(model, IDS[:9]))
+    for name in ("device", "dtype", "numerics"):
+        with pytest.raises(InputError, match=f"{name} is ''"):
+            backend.load(CONFIG, WEIGHTS, **{name: ""})
+
+
 def test_a_gpu_that_is_not_here() -> None:
     absent = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(InputError, match=f"device is '{absent}', but torch finds"):

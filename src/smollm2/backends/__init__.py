@@ -33,10 +33,10 @@ class BackendOptions(TypedDict, total=False):
     threads: int
     kv: str
     mmap: bool
-    device: str
-    dtype: str
+    device: str | None
+    dtype: str | None
     compile: str | None
-    numerics: str
+    numerics: str | None
     tensor_parallel: Any
 
 

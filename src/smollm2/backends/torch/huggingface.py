@@ -110,8 +110,8 @@ class HuggingFaceModule(nn.Module):
         """
         if offload or every_n_layers < 1:
             raise InputError(
-                f"checkpointing has no every_n_layers={every_n_layers} with offload={offload}: give "
-                "every_n_layers from 1 on, and leave offload out"
+                f"checkpointing has no every_n_layers={every_n_layers} with offload={offload}: "
+                "give every_n_layers from 1 on, and leave offload out"
             )
         self._ops.recompute_every = every_n_layers
 

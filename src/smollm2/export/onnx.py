@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from smollm2.backends import check_framework
 from smollm2.checkpoint import Checkpoint, state_of
 from smollm2.errors import CheckpointError, InputError, MissingDependencyError
 from smollm2.export.binding import Bound, bind
@@ -75,7 +76,8 @@ def export_onnx(
         raise InputError(f"dtype is {dtype!r:.80}: it must be one of {', '.join(ONNX_DTYPES)}")
     bound = bind(entry, checkpoint.config, sizes)
     check_onnx(path, force=force)
-    require(torch="PyTorch", onnx="onnx", onnxscript="onnxscript")
+    check_framework("torch", "this export", extra="export")
+    require(onnx="onnx", onnxscript="onnxscript")
     shapes = {spec.name: spec.shape for spec in state_of(checkpoint.weights).descriptor}
     if shapes != checkpoint.config.shapes:
         raise CheckpointError("the weights have other names or shapes than the config asks for")

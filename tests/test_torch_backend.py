@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -18,8 +19,12 @@ torch = pytest.importorskip("torch")
 
 from smollm2.backends import numpy as numpy_backend  # noqa: E402 - torch may be missing
 from smollm2.backends.rotary import rotary_tables  # noqa: E402
-from smollm2.backends.torch import TorchBackend, TorchModel  # noqa: E402
-from smollm2.backends.torch.ops import TorchOps, attention, product  # noqa: E402
+from smollm2.backends.torch import (  # noqa: E402
+    TorchBackend,
+    TorchModel,
+    ops as ops_module,
+)
+from smollm2.backends.torch.ops import TorchOps, attention  # noqa: E402
 from smollm2.batch import Batch, Span  # noqa: E402
 from smollm2.causal_lm import CausalLM  # noqa: E402
 from smollm2.errors import InputError  # noqa: E402
@@ -254,10 +259,39 @@ def test_the_products_of_inference_and_of_training_agree() -> None:
     rng = np.random.default_rng(0)
     x, weight = (torch.from_numpy(rng.standard_normal((n, 576), np.float32)) for n in (3, 200))
     exact = x.double() @ weight.double().T
+    product = TorchOps(CONFIG).product
     with torch.inference_mode():
         torch.testing.assert_close(product(x, weight).double(), exact, rtol=1e-5, atol=1e-4)
         assert product(x[:0], weight).shape == (0, 200)
     torch.testing.assert_close(product(x, weight).double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_inference_under_autocast_rounds_as_training_does(model: TorchModel) -> None:
+    x = torch.from_numpy(WEIGHTS.token_embedding[:5])
+    product, weight = TorchOps(CONFIG).product, model.weights.blocks[0].mlp.up
+    with torch.autocast("cpu", torch.bfloat16):
+        trained = product(x, weight)
+        with torch.no_grad():
+            assert torch.equal(product(x, weight), trained)
+    assert trained.dtype == torch.bfloat16
+
+
+def test_a_torch_whose_product_is_another_does_without_it(monkeypatch: Any) -> None:
+    """Absent, with other arguments, or with other numbers."""
+
+    def refuses(*_: Any) -> Any:
+        raise RuntimeError("expected at most 5 argument(s) but received 6 argument(s)")
+
+    assert ops_module._onednn_product() is not None or not torch.backends.mkldnn.is_available()
+    for product in (refuses, lambda x, *_: x.sum(), lambda x, weight, *_: 2 * x @ weight.T):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.ops, "mkldnn", SimpleNamespace(_linear_pointwise=product))
+            assert ops_module._onednn_product() is None
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    assert ops_module._onednn_product() is None
+    monkeypatch.setattr(ops_module, "_ONEDNN_PRODUCT", None)
+    reference = numpy_backend.backend.load(CONFIG, WEIGHTS)
+    close(full(backend.load(CONFIG, WEIGHTS), IDS[:9]), full(reference, IDS[:9]))
 
 
 @pytest.mark.parametrize("queries", [1, 7])

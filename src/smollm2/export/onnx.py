@@ -129,7 +129,7 @@ def _program(checkpoint: Checkpoint, bound: Bound, dtype: str) -> ONNXProgram:
     examples = _examples(bound, model.dtype)
     results = [bound.entry.output, *(["counts"] if bound.entry.name == "generate_until" else [])]
     caches = [name for name in examples if name.startswith("cache_")]
-    with _quiet(), torch.enable_grad():  # without, products would be those for inference on CPUs
+    with _quiet():
         traced = torch.export.export(graph, tuple(examples.values()))
         program = torch.onnx.export(
             traced,

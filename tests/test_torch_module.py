@@ -218,6 +218,19 @@ def test_logits_are_made_where_they_are_asked_for(models: tuple[Any, Any]) -> No
         assert set(module(IDS, labels=IDS, return_logits=False)) == {"loss"}
 
 
+def test_a_forward_gathers_its_weights_once(
+    models: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes two milliseconds of 30 layers."""
+    module, gathered = models[0].as_module(), []
+    weights = type(module).weights.fget
+    monkeypatch.setattr(
+        type(module), "weights", property(lambda self: gathered.append(0) or weights(self))
+    )
+    module(IDS, attention_mask=LEFT, labels=IDS, return_logits=True)
+    assert len(gathered) == 1
+
+
 def test_accumulated_gradients_are_those_of_one_batch(models: tuple[Any, Any]) -> None:
     """Feature row 119."""
     once, parts = models[0].as_module(), models[0].as_module()

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from numpy.typing import NDArray
 
+from smollm2.backends import BACKENDS, BackendOptions, get_backend
 from smollm2.batch import Batch, Span
 from smollm2.cache import PAGE_SIZE, Cache, Layout
 from smollm2.causal_lm import NO_TARGET, CausalLM, log_probs_of
@@ -25,6 +26,10 @@ from tests.tiny import random_weights, tiny_config
 CONFIG = tiny_config()
 WEIGHTS = random_weights(CONFIG, seed=3)
 IDS = [int(i) for i in np.random.default_rng(7).integers(0, CONFIG.vocab_size, 200)]
+
+FRAGILE = tiny_config(tie_word_embeddings=False)
+BROKEN = 95
+SOUND = [i for i in IDS if i != BROKEN]
 
 
 def full(model: CausalLM, ids: list[int]) -> NDArray[np.float32]:
@@ -44,6 +49,11 @@ def in_parts(model: CausalLM, cache: Cache, ids: list[int], parts: list[int]) ->
         pieces.append(model.forward(spans(cache, span), cache))
         start += count
     return np.concatenate(pieces)
+
+
+def over(cache: Cache, table: Any, *parts: Span) -> Batch:
+    """A batch for a cache, over pages of its own choice if that is paged."""
+    return over_pages(table, *parts) if cache.layout.paged else spans(cache, *parts)
 
 
 def over_pages(table: Sequence[Sequence[int]], *parts: Span) -> Batch:
@@ -368,6 +378,51 @@ class BackendRules:
     def test_a_pool_has_limits(self, model: CausalLM, pages: int) -> None:
         with pytest.raises(InputError, match=rf"2 … 16777216 pages, .* not {pages}"):
             model.new_paged_cache(pages)
+
+    # NaN stays where it is
+
+    @pytest.fixture
+    def fragile(self, model: CausalLM) -> CausalLM:
+        """A model of this backend in which a token, ``BROKEN``, has keys and values of NaN."""
+        weights = random_weights(FRAGILE, seed=3)
+        weights.token_embedding[BROKEN] = np.nan
+        (name,) = (n for n, path in BACKENDS.items() if type(model).__module__.startswith(path))
+        options: BackendOptions = {"quant": "f32"} if name == "native" else {}
+        return get_backend(name).load(FRAGILE, weights, **options)
+
+    def test_what_was_stored_before_is_gone(self, fragile: CausalLM) -> None:
+        """Rows of three lengths step side by side, over storage that was full of NaN."""
+        lengths = (30, 5, 17)
+        fixed, paged = fragile.new_cache(3, 64), fragile.new_paged_cache(4)
+        for cache, table in ((fixed, fixed.page_table), (paged, [[1], [2], [3]])):
+            kept = [Span(row, 0, SOUND[:4]) for row in range(3)]
+            spoiled = [Span(row, 4, [BROKEN] * 50, "all") for row in range(3)]
+            fragile.forward(over(cache, table, *kept), cache)
+            assert np.isnan(fragile.forward(over(cache, table, *spoiled), cache)).all()
+            if cache is fixed:
+                for row in range(3):
+                    cache.truncate(row, 4)
+            parts = [Span(row, 4, SOUND[4:n]) for row, n in enumerate(lengths)]
+            fragile.forward(over(cache, table, *parts), cache)
+            step = [Span(row, n, SOUND[n : n + 1]) for row, n in enumerate(lengths)]
+            got = fragile.forward(over(cache, table, *step), cache)
+            expected = [full(fragile, SOUND[: n + 1])[-1] for n in lengths]
+            self.close(got, np.stack(expected))
+
+    def test_what_other_rows_hold_is_not_seen(self, fragile: CausalLM) -> None:
+        """Not where it fills up what is too short, either."""
+        cache = fragile.new_cache(4, 64)
+        rows = {1: 9, 3: 20}
+        parts = [Span(row, 0, SOUND[:n]) for row, n in rows.items()]
+        fragile.forward(spans(cache, Span(0, 0, [BROKEN] * 3), *parts), cache)
+        expected = np.stack([full(fragile, SOUND[: n + 1])[-1] for n in rows.values()])
+        step = [Span(row, n, SOUND[n : n + 1]) for row, n in rows.items()]
+        got = fragile.forward(spans(cache, Span(0, 3, [BROKEN]), *step), cache)
+        assert np.isnan(got[0]).all()
+        self.close(got[1:], expected)
+        for row, n in rows.items():
+            cache.truncate(row, n)
+        self.close(fragile.forward(spans(cache, *step), cache), expected)
 
     # Log-probabilities of targets: feature rows 69, 71
 

@@ -74,7 +74,8 @@ def read(model: TorchModel, batch: Batch, cache: Cache) -> tuple[Form, NDArray[n
     """The form of a batch among few, and the logits of that: what a graph would compute."""
     model.plan(batch, cache)
     form, numbers = flatten(batch, cache, few_forms=True)
-    plan: Plan = model._planner.read(form, torch.from_numpy(numbers), cache)
+    angles = model._planner.reserve(model.context_length)
+    plan: Plan = model._planner.read(form, torch.from_numpy(numbers), angles, cache)
     with torch.inference_mode():
         return form, forward(model.weights, model.ops, plan).numpy()
 

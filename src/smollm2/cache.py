@@ -139,13 +139,16 @@ class Cache:
 
     def advance(self, batch: Batch) -> None:
         """Count the batch's tokens as stored: called once a forward pass is through."""
-        size = self.page_size
-        last: dict[int, int] = {}
+        for page, end in self.ends(batch).items():
+            self._filled[page] = end
+
+    def ends(self, batch: Batch) -> dict[int, int]:
+        """Of each page that a batch writes, the tokens that it holds then."""
+        ends: dict[int, int] = {}
         for slot in batch.slots.tolist():
-            page, offset = divmod(slot, size)
-            last[page] = max(offset, last.get(page, 0))
-        for page, offset in last.items():
-            self._filled[page] = offset + 1
+            page, offset = divmod(slot, self.page_size)
+            ends[page] = max(offset + 1, ends.get(page, 0))
+        return ends
 
     @contextmanager
     def forgetting(self, batch: Batch) -> Iterator[None]:

@@ -103,6 +103,12 @@ class CausalLM(Protocol):
         ``forward`` does, and raises as ``Sampler.choose`` does: then nothing is stored either.
         """
 
+    def agree(self, numbers: list[int]) -> list[int]:
+        """These numbers; where several processes share the model, those of the first one.
+
+        So that all go on with the same seed, though each has drawn one.
+        """
+
     def close(self) -> None:
         """Let go of the weights; closing again is fine."""
 
@@ -146,7 +152,12 @@ class LoadedModel(ABC, Generic[C]):
         check_choices(batch, choices)
         logits = self.forward(batch, cache)
         with forgetting(batch, cache):
-            return [choice.of(row) for choice, row in zip(choices, logits, strict=True)]
+            chosen = [choice.of(row) for choice, row in zip(choices, logits, strict=True)]
+        return self.agree(chosen)
+
+    def agree(self, numbers: list[int]) -> list[int]:
+        """These numbers, where one process computes. See ``CausalLM.agree``."""
+        return numbers
 
 
 def dense_traffic(config: Config, size: int) -> Traffic:

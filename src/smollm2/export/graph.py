@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - everybody calls it so
 from torch import Tensor, nn
 
 from smollm2.backends.rotary import frequencies
@@ -48,6 +49,10 @@ class _Plan:
 
 class _GraphOps(TorchOps):
     """Torch's operations, over rectangles and a cache that is passed on."""
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Nothing that is for one device."""
+        return F.linear(x, weight)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, plan: Any) -> Tensor:
         """Attention of each rectangle over tokens of the pass, or over what is stored."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from smollm2.backends import check_framework
 from smollm2.checkpoint import Checkpoint, state_of
 from smollm2.errors import CheckpointError, InputError, MissingDependencyError
 from smollm2.export.binding import Bound, bind
@@ -58,8 +59,10 @@ def export_onnx(
     gives ``counts`` too, are steps of decode one after the other, and the file grows with each.
 
     Nothing is checked when a graph runs: positions must continue what is stored, as the entries of
-    this package ask for. Weights are in the file, or beside it in ``<path>.data`` where they take
-    more than 2 GB. Metadata say the entry, its sizes and the config. ``say`` is told of each stage.
+    this package ask for. All of the cache takes part in each step, with a weight of 0 behind what a
+    row holds: what was NaN there has to be made 0 before the row is used again. Weights are in the
+    file, or beside it in ``<path>.data`` where they take more than 2 GB. Metadata say the entry,
+    its sizes and the config. ``say`` is told of each stage.
 
     Raises ``InputError`` for an unknown entry or dtype, sizes that do not fit the entry or the
     model, and a file that exists (unless ``force``), ``CheckpointError`` for weights that do not
@@ -72,7 +75,8 @@ def export_onnx(
         raise InputError(f"dtype is {dtype!r:.80}: it must be one of {', '.join(ONNX_DTYPES)}")
     bound = bind(entry, checkpoint.config, sizes)
     check_onnx(path, force=force)
-    require(torch="PyTorch", onnx="onnx", onnxscript="onnxscript")
+    check_framework("torch", "this export", extra="export")
+    require(onnx="onnx", onnxscript="onnxscript")
     shapes = {spec.name: spec.shape for spec in state_of(checkpoint.weights).descriptor}
     if shapes != checkpoint.config.shapes:
         raise CheckpointError("the weights have other names or shapes than the config asks for")
@@ -120,7 +124,7 @@ def _program(checkpoint: Checkpoint, bound: Bound, dtype: str) -> ONNXProgram:
     model = TorchBackend().load(checkpoint.config, checkpoint.weights, dtype=dtype)
     graph = EntryGraph(bound, model.weights)
     examples = _examples(bound, model.dtype)
-    with _quiet(), torch.enable_grad():  # without, products would be those for inference on CPUs
+    with _quiet():
         traced = torch.export.export(graph, tuple(examples.values()))
         program = torch.onnx.export(
             traced,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from smollm2.backends import check_framework
 from smollm2.checkpoint import Checkpoint
-from smollm2.errors import InputError, MissingDependencyError
+from smollm2.errors import InputError
 from smollm2.export.binding import Bound, bind
 from smollm2.export.exported import Exported, check_free
 from smollm2.files import atomic_write
@@ -58,10 +58,7 @@ def export_stablehlo(
         raise InputError(f"dtype is {dtype!r:.80}: it must be one of {', '.join(STABLEHLO_DTYPES)}")
     bound = bind(entry, checkpoint.config, sizes)
     check_stablehlo(path, force=force)
-    if find_spec("jax") is None:
-        raise MissingDependencyError(
-            "this export needs JAX, which is not installed: pip install 'smollm2[export]'"
-        )
+    check_framework("jax", "this export", extra="export")
     say(f"tracing {entry}")
     module = _module(bound, dtype)
     data = _bytecode(module) if path.suffix == BYTECODE else str(module).encode()

@@ -71,14 +71,16 @@ class JaxBackend:
             placed: jax.Array = jax.device_put(values, place_of(name, values.ndim))
             return placed
 
-        ops = JaxOps(config, _numerics(options.get("numerics", "exact")))
+        ops = JaxOps(config, _numerics(options.get("numerics")))
         if compiler is None:
             return JaxModel(ops, stacked(weights, read, place))
         return JaxModel(ops, weights.map(lambda name, weight: place(name, read(weight))))
 
 
-def _numerics(name: str) -> Numerics:
+def _numerics(name: str | None) -> Numerics:
     match name:
+        case None:
+            return "exact"
         case "exact" | "fast":
             return name
     raise InputError(f"numerics={name!r} is not known: give 'exact' or 'fast'")

@@ -42,22 +42,26 @@ class TorchBackend:
         - ``dtype``: ``"float32"``, ``"bfloat16"`` or ``"float16"``; by default that of the
           checkpoint's matrices where all have the same, else float32
         - ``compile``: ``"inductor"``, layers fused by ``torch.compile``, which takes seconds to
-          minutes at the first prompt; ``"cudagraphs"``, decode as one launch a step, on CUDA
+          minutes at the first prompt; ``"cudagraphs"``, decode as one launch a step, on CUDA:
+          graphs belong to a cache, so that each ``generate`` captures its own, a chat once; the
+          first step of each power of two of keys, and after a cache has grown, is run four times
         - ``tensor_parallel``: how many processes share the weights, or a device mesh of them, see
           ``smollm2.backends.torch.shards``
         - ``numerics``: ``"exact"`` or ``"fast"``, see ``smollm2.backends.torch.numerics``
 
-        Raises ``InputError`` for another option, or a value that cannot be had here.
+        None is the same as leaving an option out. Raises ``InputError`` for another option, or a
+        value that cannot be had here.
         """
         for name in options:
             if name not in _OPTIONS:
                 raise InputError(f"the torch backend has no option {name}: leave it out")
-        device = _device(options.get("device", "cpu"))
-        dtype = _choice("dtype", options.get("dtype") or _dtype_of(weights), tuple(DTYPES))
-        numerics = _choice("numerics", options.get("numerics", NUMERICS[0]), NUMERICS)
-        compiled = _compile(options.get("compile"), device)
+        given: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
+        device = _device(given.get("device", "cpu"))
+        dtype = _choice("dtype", given.get("dtype", _dtype_of(weights)), tuple(DTYPES))
+        numerics = _choice("numerics", given.get("numerics", NUMERICS[0]), NUMERICS)
+        compiled = _compile(given.get("compile"), device)
         exact = numerics == "exact"
-        shared = options.get("tensor_parallel", 1)
+        shared = given.get("tensor_parallel", 1)
         if shared != 1:
             if compiled is not None:
                 raise InputError(

@@ -131,7 +131,11 @@ class TorchModel(LoadedModel[TorchCache]):
             with forgetting(batch, cache):
                 return sampling.choose(logits, choices)
 
-        return self._run(forward, batch, cache, finish)
+        return self.agree(self._run(forward, batch, cache, finish))
+
+    def agree(self, numbers: list[int]) -> list[int]:
+        """The numbers of the first process that shares the model. See ``CausalLM.agree``."""
+        return self.ops.agree(numbers)
 
     def as_module(self, *, return_logits: bool | None = None) -> SmolLM2Module:
         """The model as an ``nn.Module`` to train, whose parameters are these very tensors."""

@@ -74,7 +74,13 @@ def decoded(model: JaxModel) -> dict[str, Any]:
     step_of = run.lower(
         model.weights, ints, cache.storage, ops=model.ops, form=form, output="logits"
     )
+    module = model.as_nnx()
+    again = JaxModel(module.ops, module.weights)
+    stored = again.new_cache(2, 64)
     return {
+        "as_nnx": again.forward(batch(0, IDS), stored)[0],
+        "as_nnx_split": _is_split(stored.storage[0].keys),
+        "prompt": rows[0],
         "ids": np.array(chosen),
         "decode": np.stack(rows),
         "decode_text": step_of.compile().as_text(),
@@ -111,6 +117,8 @@ def main(path: str) -> None:
         "tied": results(TIED, compile="xla"),
         "mesh": results(TIED, compile="xla", tensor_parallel=mesh),
     }
+    single = JaxBackend().load(CONFIG, random_weights(CONFIG, seed=3), tensor_parallel=1)
+    runs["single"] = decoded(single)
     np.savez(path, **{f"{run}/{k}": v for run, found in runs.items() for k, v in found.items()})
 
 

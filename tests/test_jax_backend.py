@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from smollm2.backends.jax import backend, model as compiled  # noqa: E402
 from smollm2.backends.jax.inputs import fit, fit_tokens, inputs_of, joined, parted  # noqa: E402
 from smollm2.backends.jax.layers import is_stacked, unstacked  # noqa: E402
 from smollm2.backends.jax.model import JaxModel  # noqa: E402
+from smollm2.backends.jax.storage import lengthened  # noqa: E402
 from smollm2.batch import Batch, Span  # noqa: E402
-from smollm2.errors import InputError, NumericsError  # noqa: E402
+from smollm2.errors import CacheError, InputError, NumericsError  # noqa: E402
 from smollm2.model import forward  # noqa: E402
 from smollm2.quantize import Quantized, as_float32  # noqa: E402
 from smollm2.sampling import Choice, Sampler, SamplingParams  # noqa: E402
@@ -31,6 +33,7 @@ from tests.entry_rules import EntryRules  # noqa: E402
 from tests.tiny import random_weights, tiny_config  # noqa: E402
 
 OWN_HEAD_SIZE = tiny_config(head_dim=24, num_attention_heads=6, num_key_value_heads=3)
+LOST = "the KV cache was lost with it and is empty now: start its rows again"
 UNTIED = tiny_config(tie_word_embeddings=False, num_key_value_heads=4)
 
 
@@ -218,11 +221,41 @@ def test_values_that_are_no_numbers_do_not_stay(model: JaxModel) -> None:
 def test_a_decode_is_compiled_once_for_each_doubling(
     model: JaxModel, compilations: Callable[[], int]
 ) -> None:
-    """200 positions: rooms of 64, 128 and 200 tokens; positions are numbers that go in."""
+    """200 positions: rooms of 64, 128 and 256 tokens; positions are numbers that go in."""
     cache = model.new_cache(1, 200)
     for position, token in enumerate(IDS):
         model.forward(spans(cache, Span(0, position, [token])), cache)
+    assert cache.storage[0].room == 256
     assert compilations() == 3
+
+
+def test_capacities_are_no_forms(model: JaxModel, compilations: Callable[[], int]) -> None:
+    """20 requests with caches as long as they are: what is compiled for one does for the others."""
+    lengthened.clear_cache()
+    logits = {}
+    for capacity in (*range(65, 125, 6), *range(135, 195, 6)):
+        cache = model.new_cache(1, capacity)
+        last = capacity - 1
+        for start, stop in ((0, 60), (60, last), (last, capacity)):
+            got = model.forward(spans(cache, Span(0, start, IDS[start:stop])), cache)
+        logits[capacity] = got[0]
+    # The first 60 tokens; up to 4, 16, 32, 64, 96 and 128 more; a step in rooms of 128 and 256.
+    assert compilations() == 1 + 6 + 2
+    assert lengthened._cache_size() == 2
+    for capacity in (65, 119, 189):
+        expected = full(model, IDS[:capacity])[-1]
+        np.testing.assert_allclose(logits[capacity], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_of_a_fixed_cache_is_one_page(model: JaxModel) -> None:
+    """Also where its padded length is more than its capacity, and with rows that are left out."""
+    cache = model.new_cache(3, 150)
+    batch = spans(cache, Span(0, 0, IDS[:140]), Span(2, 0, IDS[:9]))
+    (rows,) = inputs_of(batch, num_pages=3).rows
+    assert (rows.table.shape, rows.span) == ((2, 1), 256)
+    batch = spans(model.new_cache(1, 150), Span(0, 0, IDS[:140]))
+    (rows,) = inputs_of(batch, num_pages=1).rows
+    assert (rows.table, rows.span) == (None, 256)
 
 
 def test_prompts_of_any_length_are_compiled_a_few_times(
@@ -284,21 +317,124 @@ def test_a_step_updates_the_cache_in_place(compiler: str | None, paged: bool, co
             assert not copies
 
 
-def test_a_failed_forward_can_be_repeated(model: JaxModel, monkeypatch: Any) -> None:
+def test_a_forward_that_fails_before_it_computes_can_be_repeated(
+    model: JaxModel, monkeypatch: pytest.MonkeyPatch, compilations: Callable[[], int]
+) -> None:
+    """Feature row 151; what fails is the text, while it is traced."""
     cache = model.new_cache(1, 32)
     model.forward(spans(cache, Span(0, 0, IDS[:8])), cache)
     batch = spans(cache, Span(0, 8, IDS[8:20]))
-
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("out of luck")
-
     with monkeypatch.context() as patch:
-        patch.setattr(compiled, "run", broken)
-        with pytest.raises(RuntimeError, match="out of luck"):
+        patch.setitem(compiled._TEXTS, "logits", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as failure:
             model.forward(batch, cache)
+    assert LOST not in getattr(failure.value, "__notes__", [])
     assert cache.lengths == (8,)
     got = model.forward(batch, cache)
     np.testing.assert_allclose(got[0], full(model, IDS[:20])[-1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_forward_that_fails_while_it_computes_empties_the_cache(
+    model: JaxModel,
+    monkeypatch: pytest.MonkeyPatch,
+    compilations: Callable[[], int],
+    paged: bool,
+) -> None:
+    """Feature row 151, as far as it goes where the cache was given away; then all is as new."""
+
+    def fail(_: Any) -> Any:
+        raise MemoryError("no more")
+
+    def failing(weights: Any, ops: Any, plan: Any) -> Any:
+        logits = forward(weights, ops, plan)
+        return jax.pure_callback(fail, jax.typeof(logits), logits)
+
+    cache = model.new_paged_cache(3) if paged else model.new_cache(1, 32)
+
+    def batch(start: int, stop: int) -> Batch:
+        span = Span(0, start, IDS[start:stop])
+        return over_pages([[2]], span) if paged else spans(cache, span)
+
+    model.forward(batch(0, 8), cache)
+    given = cache.storage[0]
+    with monkeypatch.context() as patch:
+        patch.setitem(compiled._TEXTS, "logits", failing)
+        with pytest.raises(Exception, match="no more") as failure:
+            model.forward(batch(8, 20), cache)
+    compiled.run.clear_cache()  # the text that fails was compiled under the name of the other
+    assert given.keys.is_deleted()
+    assert LOST in failure.value.__notes__
+    assert (cache.nbytes, cache.lengths) == (0, () if paged else (0,))
+    with pytest.raises(CacheError, match="holds 0 tokens, but the batch"):
+        model.forward(batch(8, 20), cache)
+    got = model.forward(batch(0, 20), cache)
+    np.testing.assert_allclose(got[0], full(model, IDS[:20])[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_an_interrupt_before_the_cache_is_back_empties_it(
+    model: JaxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = model.new_cache(2, 32)
+    model.forward(spans(cache, Span(1, 0, IDS[:8])), cache)
+    original = compiled.run
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        original(*args, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.forward(spans(cache, Span(1, 8, IDS[8:9])), cache)
+    assert cache.lengths == (0, 0)
+    got = model.forward(spans(cache, Span(1, 0, IDS[:9])), cache)
+    np.testing.assert_allclose(got[0], full(model, IDS[:9])[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_choice_that_fails_can_be_repeated(model: JaxModel) -> None:
+    """Feature row 151: the storage is back by then, and no token has been counted."""
+    cache = model.new_cache(1, 32)
+    model.forward(spans(cache, Span(0, 0, IDS[:8])), cache)
+    batch = spans(cache, Span(0, 8, IDS[8:12]))
+    refused = Choice(Sampler(SamplingParams(allowed_ids=(500,))), 12)
+    with pytest.raises(InputError, match="500"):
+        model.choose(batch, [refused], cache)
+    assert cache.lengths == (8,)
+    got = model.choose(batch, [Choice(Sampler(SamplingParams()), 12)], cache)
+    assert got == [int(full(model, IDS[:12])[-1].argmax())]
+    pages = model.new_paged_cache(3)
+    model.forward(over_pages([[2, 1]], Span(0, 0, IDS[:100])), pages)
+    batch = over_pages([[2, 1]], Span(0, 80, [5, 6]))
+    with pytest.raises(InputError, match="500"):
+        model.choose(batch, [refused], pages)
+    with pytest.raises(CacheError, match="page 1 of row 0 holds 16 tokens"):  # written over
+        model.forward(over_pages([[2, 1]], Span(0, 100, IDS[:1])), pages)
+    got = model.choose(batch, [Choice(Sampler(SamplingParams()), 82)], pages)
+    assert got == [int(full(model, [*IDS[:80], 5, 6])[-1].argmax())]
+
+
+def test_threads_share_a_model_and_have_caches_of_their_own(
+    model: JaxModel, compilations: Callable[[], int]
+) -> None:
+    """cases: K11; the first calls too, which compile side by side."""
+
+    def ids_of(number: int) -> list[int]:
+        cache = model.new_paged_cache(4) if number % 2 else model.new_cache(1, 100)
+        chosen, feed, start = [], IDS[number : number + 55 + number], 0
+        for _ in range(12):
+            span = Span(0, start, feed)
+            batch = over_pages([[3, 1]], span) if number % 2 else spans(cache, span)
+            start += len(feed)
+            sampler = Sampler(SamplingParams(temperature=0.9, seed=number))
+            feed = model.choose(batch, [Choice(sampler, start)], cache)
+            chosen += feed
+        return chosen
+
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(ids_of, range(12)))
+    assert together == [ids_of(number) for number in range(12)]
+    assert len({tuple(ids) for ids in together}) == 12
 
 
 def test_attention_without_a_cache_has_a_derivative(model: JaxModel) -> None:

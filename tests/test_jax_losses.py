@@ -120,12 +120,51 @@ def test_a_number_of_tokens_is_compiled_once() -> None:
     assert losses.wanted_log_probs._cache_size() == before + 1
 
 
+def test_a_reach_is_compiled_once_for_each_doubling() -> None:
+    """Also the one that the NNX module gives, the length of its rows."""
+    ops, weights = JaxOps(ONE), on_device(random_weights(ONE))
+    arrays = packed([130] * 7, vocabulary=96).arrays[:3]
+    before = losses._run._cache_size()
+    states = [losses.hidden_packed(weights, *arrays, ops=ops, reach=n) for n in (130, 200, 256)]
+    assert losses._run._cache_size() == before + 1
+    whole = losses.hidden_packed(weights, *arrays, ops=ops)
+    for each in states:
+        np.testing.assert_allclose(each, whole, atol=2e-5)
+    for reach in (800, 1000):  # as many as all tokens that there are with padding
+        losses.hidden_packed(weights, *arrays, ops=ops, reach=reach)
+    assert losses._run._cache_size() == before + 2
+
+
 def test_shapes_and_ids_are_checked_where_they_are_known() -> None:
     batch, ops, weights = packed([9], vocabulary=96), JaxOps(CONFIG), on_device(WEIGHTS)
     with pytest.raises(InputError, match=r"arrays \[P\] of the same P > 0, not \(9,\), \(8,\)"):
         losses.hidden_packed(weights, batch.tokens, batch.positions[:8], batch.segments, ops=ops)
     with pytest.raises(InputError, match="token id 96 is not in a vocabulary of 96"):
         losses.loss_packed(weights, batch.tokens * 0 + 96, *batch.arrays[1:], ops=ops)
+
+
+@pytest.mark.parametrize("wrong", [96, -1, -101])
+def test_targets_are_checked_where_they_are_known(wrong: int) -> None:
+    """As entries and the torch module do; of factor 0 and of padding they may be anything."""
+    batch, ops, weights = packed([9], vocabulary=96, padding=2), JaxOps(CONFIG), on_device(WEIGHTS)
+    learner = int(np.flatnonzero(batch.factors)[0])
+    targets = batch.targets.copy()
+    targets[learner] = wrong
+    message = f"target {wrong} is not in a vocabulary of 96: -100, or a factor of 0, leaves a token"
+    with pytest.raises(InputError, match=message):
+        losses.loss_packed(weights, *batch.arrays[:3], targets, batch.factors, ops=ops)
+    with pytest.raises(InputError, match=message):
+        losses.log_probs_packed(weights, *batch.arrays[:3], targets, ops=ops)
+    with pytest.raises(InputError, match=message):
+        jax.grad(losses.loss_packed)(weights, *batch.arrays[:3], targets, batch.factors, ops=ops)
+    spared = batch.factors.copy()
+    spared[learner] = 0
+    left_out = np.where(batch.segments < 0, wrong, targets)
+    found = losses.loss_packed(weights, *batch.arrays[:3], left_out, spared, ops=ops)
+    targets[learner] = -100
+    for factors in (batch.factors, spared):
+        expected = losses.loss_packed(weights, *batch.arrays[:3], targets, factors, ops=ops)
+        assert float(found) == float(expected)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -16,9 +16,11 @@ optax = pytest.importorskip("optax")
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from smollm2.backends import get_backend  # noqa: E402
 from smollm2.backends.jax.model import JaxModel  # noqa: E402
 from smollm2.backends.jax.nnx import SmolLM2  # noqa: E402
 from smollm2.backends.jax.ops import JaxOps  # noqa: E402
+from smollm2.errors import InputError  # noqa: E402
 
 CONFIG = tiny_config()
 UNTIED = tiny_config(tie_word_embeddings=False)
@@ -75,6 +77,51 @@ def test_logits_equal_those_of_transformers_padded_left_and_right() -> None:
     np.testing.assert_allclose(whole[0], expected[1], atol=5e-5)
     shifted = module_of()(ids[1:2], position_ids=np.arange(9, 29)[None])
     np.testing.assert_allclose(shifted[0], expected[1], atol=1e-3)
+
+
+POSITIONS = np.array([[0, 1, 2, 0, 1, 2, 3, 0], [4, 5, 6, 7, 0, 1, 9, 9]])
+MASK = np.array([[1, 1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 0]])
+REAL = MASK > 0
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_positions_that_start_again_start_a_sequence(traced: bool) -> None:
+    """As in the torch module: each is what it is alone, with the mask or without it."""
+    ids = np.random.default_rng(4).integers(0, 96, POSITIONS.shape)
+    module = module_of()
+    graph, state = nnx.split(module)
+
+    def call(*arrays: Any) -> Any:
+        return nnx.merge(graph, state)(*arrays)
+
+    got = np.asarray((jax.jit(call) if traced else call)(ids, MASK, POSITIONS))
+    theirs = get_backend("torch").load(CONFIG, WEIGHTS, dtype="float32").as_module()
+    with torch.no_grad():
+        expected = theirs(*map(torch.tensor, (ids, MASK, POSITIONS)))["logits"].numpy()
+    np.testing.assert_allclose(got[REAL], expected[REAL], atol=5e-5)
+    for row, places in ((0, slice(3)), (0, slice(3, 7)), (0, slice(7, 8)), (1, slice(4, 6))):
+        alone = module(ids[row : row + 1, places])[0]
+        np.testing.assert_allclose(got[row, places], alone, atol=5e-5)
+    shared = call(ids, None, POSITIONS[:1])
+    np.testing.assert_allclose(shared[1, 3:7], module(ids[1:, 3:7])[0], atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("mask", "positions", "message"),
+    [
+        (None, [[0, 1, 2, 1]], "position_ids have 1 behind 2: they must rise, or be 0"),
+        (None, [[3, 3, 4, 5]], "position_ids have 3 behind 3"),
+        (None, [[0, 1, 2]], r"position_ids have shape \[1, 3\], input_ids \[1, 4\]"),
+        ([[1, 0, 1, 1]], None, "attention_mask must be 1 for tokens and 0 for the padding"),
+        ([[1, 1, 1]], None, r"attention_mask has shape \[1, 3\], input_ids \[1, 4\]"),
+    ],
+)
+def test_masks_and_positions_are_checked_where_they_are_known(
+    mask: Any, positions: Any, message: str
+) -> None:
+    arrays = [None if part is None else np.array(part) for part in (mask, positions)]
+    with pytest.raises(InputError, match=message):
+        module_of()(np.ones((1, 4), np.int32), *arrays)
 
 
 OPTIMIZERS = {

@@ -21,6 +21,7 @@ from tests.tiny import random_weights, tiny_config
 from tests.training import assert_same_gradients
 
 jax = pytest.importorskip("jax")
+pytest.importorskip("flax")
 
 from jax.sharding import Mesh  # noqa: E402
 
@@ -70,6 +71,13 @@ def test_logits_are_those_of_numpy(runs: Any) -> None:
     reference = get_backend("numpy").load(CONFIG, random_weights(CONFIG, seed=3))
     expected = reference.forward(Batch.build([Span(0, 0, ids, "all")]))
     np.testing.assert_allclose(runs["two/logits"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("run", ["one", "two", "tied", "mesh", "single"])
+def test_a_module_of_shards_computes_on(runs: Any, run: str) -> None:
+    """As trained: its layers have been taken out of a stack, and the cache is split as before."""
+    np.testing.assert_allclose(runs[f"{run}/as_nnx"], runs[f"{run}/prompt"], rtol=1e-5, atol=1e-5)
+    assert runs[f"{run}/as_nnx_split"] == runs[f"{run}/cache_split"]
 
 
 @pytest.mark.parametrize(("one", "two"), PAIRS)

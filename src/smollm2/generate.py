@@ -64,7 +64,8 @@ def load(
     in small pages, but processes no longer share them.
 
     torch and jax: ``device``: ``"cpu"``, ``"cuda"`` (torch), ``"gpu"`` (jax), …; ``dtype``:
-    ``"float32"``, ``"bfloat16"`` or ``"float16"``, by default the checkpoint's own; ``compile``:
+    ``"float32"``, ``"bfloat16"`` or ``"float16"``, by default that of all the checkpoint's
+    matrices, or float32; ``compile``:
     ``"inductor"`` or ``"cudagraphs"`` (torch), ``"xla"`` (jax); ``numerics``: ``"exact"`` or
     ``"fast"``; ``tensor_parallel``: a mesh of devices, or how many, that share the weights.
 

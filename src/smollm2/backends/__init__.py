@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Collection
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol, TypedDict, Unpack
@@ -27,7 +28,8 @@ class BackendOptions(TypedDict, total=False):
     Of native: ``quant``: kind that weights are converted to; ``threads``: how many compute;
     ``kv``: kind of stored keys and values; ``mmap``: whether weights are used where they lie in a
     file. Of torch and jax: ``device``, ``dtype``, ``compile``, ``numerics`` and
-    ``tensor_parallel``, the device mesh, or how many devices, that share the weights.
+    ``tensor_parallel``, the device mesh, or how many devices, that share the weights; None is the
+    default of each.
     """
 
     quant: str
@@ -51,6 +53,17 @@ class Backend(Protocol):
 
         Raises ``InputError`` for an option that it does not have.
         """
+
+
+def given_options(backend: str, options: BackendOptions, known: Collection[str]) -> dict[str, Any]:
+    """The options of a framework's backend that are not left to it, which None does.
+
+    Raises ``InputError`` for one that is not ``known``.
+    """
+    for name in options:
+        if name not in known:
+            raise InputError(f"the {backend} backend has no option {name}: leave it out")
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def default_backend() -> str:

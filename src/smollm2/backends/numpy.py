@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from smollm2.backends import Backend, BackendOptions
+from smollm2.backends import Backend, BackendOptions, given_options
 from smollm2.backends.kvcache import KVCache
 from smollm2.backends.rotary import rotary_tables
 from smollm2.batch import Batch, Ints
@@ -283,8 +283,7 @@ class NumpyBackend:
 
         There are no options: NumPy computes in float32, with the threads that its library takes.
         """
-        for name in options:
-            raise InputError(f"the numpy backend has no option {name}: leave it out")
+        given_options("numpy", options, ())
         return NumpyModel(config, weights.map(lambda _, weight: as_float32(weight)))
 
 

@@ -7,6 +7,7 @@ P places, B rows of S places each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,39 +60,44 @@ def packed(tokens: Indices, positions: Indices, segments: Indices, wanted: Mask)
 
 
 def sequences_of(
-    shape: tuple[int, int], mask: Indices | None, position_ids: Indices | None
-) -> tuple[Indices, Indices]:
+    shape: tuple[int, int], mask: Any, position_ids: Any, xp: Any = np
+) -> tuple[Any, Any]:
     """Positions and segments, each [B·S], of padded rows; a segment of -1 is padding.
 
     ``mask`` [B, S] is 1 for tokens and 0 for padding, to their left or right; None: all are tokens.
     ``position_ids`` [B, S] (or [1, S]) are taken as they are, and a sequence starts wherever they
     are 0; without them a row is one sequence, from position 0 on.
 
-    Raises ``InputError`` for another shape, or a mask that is not one run of ones a row.
+    ``xp`` is the library of the arrays: NumPy or, where JAX traces them, ``jax.numpy``.
+
+    Raises ``InputError`` for another shape and, where numbers are known, which they are in NumPy,
+    for a mask that is not one run of ones a row.
     """
     length = shape[1]
-    real = np.ones(shape, bool) if mask is None else _tokens_of(shape, mask)
-    starts = real & ~np.pad(real, ((0, 0), (1, 0)))[:, :-1]
+    real = xp.ones(shape, bool) if mask is None else _tokens_of(shape, mask, known=xp is np)
+    starts = real & ~xp.pad(real, ((0, 0), (1, 0)))[:, :-1]
     if position_ids is None:
-        positions = np.arange(length) - starts.argmax(1)[:, None]
+        positions = xp.arange(length) - starts.argmax(1)[:, None]
     else:
         if position_ids.shape not in (shape, (1, length)):
             raise InputError(
                 f"position_ids have shape {list(position_ids.shape)}, input_ids {list(shape)}"
             )
-        positions = np.broadcast_to(position_ids, shape)
+        positions = xp.broadcast_to(position_ids, shape)
         starts |= real & (positions == 0)
-    segments = np.where(real, starts.cumsum().reshape(shape) - 1, -1)
-    return np.where(real, positions, 0).reshape(-1), segments.reshape(-1)
+    segments = xp.where(real, starts.cumsum().reshape(shape) - 1, -1)
+    return xp.where(real, positions, 0).reshape(-1), segments.reshape(-1)
 
 
-def _tokens_of(shape: tuple[int, int], mask: Indices) -> Mask:
+def _tokens_of(shape: tuple[int, int], mask: Any, *, known: bool) -> Any:
     if mask.shape != shape:
         raise InputError(
             f"attention_mask has shape {list(mask.shape)}, input_ids {list(shape)}: it must be "
             "the same"
         )
-    real: Mask = mask != 0
+    real = mask != 0
+    if not known:
+        return real
     edges = np.diff(real.astype(np.int8), axis=1, prepend=0, append=0)
     if not np.isin(mask, (0, 1)).all() or ((edges > 0).sum(1) > 1).any():
         raise InputError(

@@ -1,4 +1,4 @@
-"""The JAX backend: the shared text traced once a shape, on CPUs, GPUs and TPUs."""
+"""The JAX backend: the shared text traced once a form, on CPUs, GPUs and TPUs."""
 
 from __future__ import annotations
 

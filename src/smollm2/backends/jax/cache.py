@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
@@ -18,9 +19,10 @@ from smollm2.cache import Cache, Layout
 class JaxCache(Cache):
     """Keys and values in ``storage``, whose parts are of so many ``layers`` each.
 
-    ``room`` is a power of two from the longest row of a fixed cache on, not its capacity, so that
-    few shapes occur; in a paged one it is a whole page from the first batch on. A forward takes
-    ``storage`` and puts back what it has become: the memory is the same.
+    ``room`` is a power of two from the longest row of a fixed cache on, whatever its capacity, so
+    that few shapes occur; in a paged one it is a whole page from the first batch on. A forward
+    takes ``storage`` and puts back what it has become: the memory is the same. One that fails
+    meanwhile takes it along, and all that was stored is forgotten.
     """
 
     def __init__(
@@ -48,11 +50,34 @@ class JaxCache(Cache):
     def prepare(self, batch: Batch) -> None:
         """Check that a batch fits, as ``check`` does, and make room for it."""
         longest = self.check(batch)
-        room = self.page_size if self.layout.paged else room_of(longest, self.page_size)
+        room = self.page_size if self.layout.paged else room_of(longest)
         if not self.storage:
             self.storage = [self._empty(layers=layers, room=room) for layers in self._layers]
         elif room > self.storage[0].room:
             self.storage = [lengthened(stored, room) for stored in self.storage]
+
+    def recover(self, batch: Batch, error: BaseException) -> None:
+        """After a forward that raised: forget what it may have written over, and what is lost.
+
+        All tokens are where what it was given did not come back; a note of the error says so.
+        """
+        whole = False
+        try:
+            for stored in self.storage:
+                for array in stored:
+                    array.block_until_ready()
+            whole = True
+        except RuntimeError:  # deleted, or the same failure again: there is nothing in it
+            pass
+        finally:
+            for page, offset in zip(*np.divmod(batch.slots, self.page_size), strict=True):
+                self._filled[page] = min(self._filled[page], int(offset))
+            if not whole:
+                self.storage = []
+                self.reset()
+                error.add_note(
+                    "the KV cache was lost with it and is empty now: start its rows again"
+                )
 
     def close(self) -> None:
         """Give the storage back."""

@@ -86,9 +86,18 @@ def fit_tokens(count: int) -> int:
     return between if upper > _FINE and count <= between else upper
 
 
-def room_of(length: int, page_size: int) -> int:
-    """Places of a page to read and to allocate where rows have ``length`` tokens at most."""
-    return min(max(fit(length), SMALLEST_ROOM), page_size)
+def fit_reach(reach: int, tokens: int) -> int:
+    """The least power of two from ``reach`` on, or all tokens where that leaves out hardly any."""
+    fitted = fit(reach)
+    return fitted if fitted + QUERY_CHUNK < tokens else tokens
+
+
+def room_of(length: int) -> int:
+    """Places of a page to read and to allocate where one page has the ``length`` tokens of a row.
+
+    It may be more than the page was asked to hold, so that caches of any capacity have few shapes.
+    """
+    return max(fit(length), SMALLEST_ROOM)
 
 
 def inputs_of(batch: Batch, *, num_pages: int | None) -> Inputs:
@@ -135,8 +144,7 @@ def _reach(batch: Batch, tokens: int) -> int:
     if not (whole and np.isin(falls, changes).all()):
         return tokens
     first = starts[np.searchsorted(starts, index, side="right") - 1]
-    reach = fit(int((index - first).max()) + 1)
-    return reach if reach + QUERY_CHUNK < tokens else tokens
+    return fit_reach(int((index - first).max()) + 1, tokens)
 
 
 def _is_ordered(queries: NDArray[np.int32], count: int, tokens: int) -> bool:
@@ -148,10 +156,10 @@ def _is_ordered(queries: NDArray[np.int32], count: int, tokens: int) -> bool:
 
 
 def _rows(group: Group, batch: Batch, num_pages: int, ordered: bool) -> Rows:
-    if group.pages is not None:
-        table, span = group.pages[:, None], room_of(group.keys.shape[1], batch.page_size)
-    else:
-        table, span = group.keys[:, :: batch.page_size] // batch.page_size, batch.page_size
+    table = group.keys[:, :: batch.page_size] // batch.page_size
+    if batch.page_table.shape[1] == 1:  # however many places padding adds to those of the page
+        table = table[:, :1]
+    span = room_of(group.keys.shape[1]) if table.shape[1] == 1 else batch.page_size
     every = len(table) == num_pages and bool((table[:, 0] == np.arange(num_pages)).all())
     return Rows(
         queries=None if ordered else group.queries,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
 
 import jax
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
-from smollm2.backends import BackendOptions
+from smollm2.backends import BackendOptions, given_options
+from smollm2.backends.dtypes import DTYPES, own_dtype
 from smollm2.backends.jax.layers import stacked
 from smollm2.backends.jax.model import JaxModel
 from smollm2.backends.jax.ops import JaxOps, Numerics
@@ -21,13 +22,6 @@ from smollm2.config import Config
 from smollm2.errors import InputError
 from smollm2.quantize import as_float32
 from smollm2.weights import Weights
-
-DTYPES: Mapping[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype(np.float16),
-}
-"""What weights, activations and caches can be."""
 
 _PLATFORMS = ("cpu", "gpu", "tpu")
 _OPTIONS = ("device", "dtype", "compile", "numerics", "tensor_parallel")
@@ -43,8 +37,8 @@ class JaxBackend:
 
         - ``device``: "cpu", "gpu" or "tpu", the first of its kind, or one of a number, as "gpu:1";
           JAX's default where it is not given
-        - ``dtype``: of weights, activations and cache: "float32", "bfloat16" or "float16"; the
-          checkpoint's own, or float32 where it is quantized, where it is not given
+        - ``dtype``: of weights, activations and cache: "float32", "bfloat16" or "float16"; where
+          it is not given, that of the checkpoint's matrices if all have the same, else float32
         - ``compile``: None, where the layers are steps of a loop, or "xla", where XLA sees them
           all at once: it compiles a shape in five times as long, and decodes a tenth faster
         - ``numerics``: "exact" multiplies in full precision, "fast" as the device likes best
@@ -54,13 +48,12 @@ class JaxBackend:
 
         Raises ``InputError`` for other options and values.
         """
-        for name in options:
-            if name not in _OPTIONS:
-                raise InputError(f"the jax backend has no option {name}: leave it out")
-        if (compiler := options.get("compile")) not in (None, "xla"):
+        given = given_options("jax", options, _OPTIONS)
+        compiler = given.get("compile")
+        if not (compiler is None or compiler == "xla"):
             raise InputError(f"compile={compiler!r} is not of jax: give 'xla' or None")
-        dtype = _dtype(options.get("dtype"), weights)
-        place_of = _places(config, options.get("tensor_parallel"), options.get("device"))
+        dtype = _dtype(given["dtype"]) if "dtype" in given else jnp.dtype(own_dtype(weights))
+        place_of = _places(config, given.get("tensor_parallel"), given.get("device"))
 
         def read(weight: Any) -> NDArray[Any]:
             values = weight if getattr(weight, "dtype", None) == dtype else as_float32(weight)
@@ -71,50 +64,45 @@ class JaxBackend:
             placed: jax.Array = jax.device_put(values, place_of(name, values.ndim))
             return placed
 
-        ops = JaxOps(config, _numerics(options.get("numerics")))
+        ops = JaxOps(config, _numerics(given.get("numerics", "exact")))
         if compiler is None:
             return JaxModel(ops, stacked(weights, read, place))
         return JaxModel(ops, weights.map(lambda name, weight: place(name, read(weight))))
 
 
-def _numerics(name: str | None) -> Numerics:
+def _numerics(name: object) -> Numerics:
     match name:
-        case None:
-            return "exact"
         case "exact" | "fast":
             return name
     raise InputError(f"numerics={name!r} is not known: give 'exact' or 'fast'")
 
 
-def _dtype(name: str | None, weights: Weights[Any]) -> np.dtype[Any]:
-    if name is None:
-        own = getattr(weights.token_embedding, "dtype", None)
-        return next((each for each in DTYPES.values() if each == own), DTYPES["float32"])
-    if name not in DTYPES:
+def _dtype(name: object) -> np.dtype[Any]:
+    if not (isinstance(name, str) and name in DTYPES):
         raise InputError(f"dtype={name!r} is not of jax: choose from {', '.join(DTYPES)}")
-    return DTYPES[name]
+    return jnp.dtype(name)
 
 
 def _places(
-    config: Config, tensor_parallel: Any, device: str | None
+    config: Config, tensor_parallel: Any, name: object
 ) -> Callable[[str, int], jax.Device | NamedSharding]:
     """Where the weight of a name lies, or the stack of it, which has a dimension more."""
+    device = _device(name)
     if tensor_parallel is None:
-        alone = _device(device)
-        return lambda *_: alone
-    if device is not None and (isinstance(tensor_parallel, Mesh) or ":" in device):
+        return lambda *_: device
+    if name is not None and (isinstance(tensor_parallel, Mesh) or ":" in str(name)):
         raise InputError(
-            f"device={device!r} and tensor_parallel={tensor_parallel!r:.80} both say where weights "
+            f"device={name!r} and tensor_parallel={tensor_parallel!r:.80} both say where weights "
             "lie: leave device out"
         )
-    mesh = tensor_mesh(config, tensor_parallel, jax.devices(_device(device).platform))
+    mesh = tensor_mesh(config, tensor_parallel, jax.devices(device.platform))
     return partial(weight_sharding, mesh)
 
 
-def _device(name: str | None) -> jax.Device:
+def _device(name: object) -> jax.Device:
     if name is None:
         return jax.devices()[0]
-    platform, _, number = name.partition(":")
+    platform, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
     if platform not in _PLATFORMS or not (number or "0").isdecimal():
         kinds = ", ".join(_PLATFORMS)
         raise InputError(f"device={name!r} is not of jax: give {kinds}, or one's number as gpu:1")

@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from numpy.typing import NDArray
 
-from smollm2.backends.jax.inputs import Inputs, fit_tokens
+from smollm2.backends.jax.inputs import Inputs, fit_reach, fit_tokens
 from smollm2.backends.jax.layers import is_stacked
 from smollm2.backends.jax.ops import JaxOps, Plan
+from smollm2.causal_lm import NO_TARGET
 from smollm2.errors import InputError
 from smollm2.model import forward, head_of, hidden
 from smollm2.weights import Block, Weights
@@ -164,9 +166,11 @@ def log_probs_packed(
 ) -> jax.Array:
     """Log-probability of each target after its token, [P] float32; see ``hidden_packed``.
 
-    0 where the target is negative, as -100 is, or the token is padding.
+    0 where the target is -100 or the token is padding. Raises ``InputError`` for another target
+    that is not in the vocabulary, where it is known: not while JAX traces the arrays.
     """
     _check(ops, tokens, positions, segments, targets)
+    _check_targets(ops, segments, targets)
     inputs = _inputs(tokens, positions, segments, reach)
     learned = jnp.where(jnp.asarray(segments) < 0, -1, jnp.asarray(targets, jnp.int32))
     padded = _padded(learned, len(inputs.ids), -1)
@@ -190,7 +194,7 @@ def loss_packed(
     ``jax.grad`` gives its gradient by the weights. A target of factor 0 may be anything.
     """
     _check(ops, tokens, positions, segments, targets, factors)
-    learned = jnp.where(jnp.asarray(factors) == 0, -1, jnp.asarray(targets, jnp.int32))
+    learned = jnp.where(jnp.asarray(factors) == 0, NO_TARGET, jnp.asarray(targets, jnp.int32))
     found = log_probs_packed(weights, tokens, positions, segments, learned, ops=ops, reach=reach)
     return -jnp.sum(factors * found)
 
@@ -204,23 +208,41 @@ def _check(ops: JaxOps, tokens: jax.Array, *others: jax.Array) -> None:
         )
     if isinstance(tokens, jax.core.Tracer) or isinstance(others[1], jax.core.Tracer):
         return
-    ids, vocabulary = np.asarray(tokens), ops.config.vocab_size
-    wrong = ids[(np.asarray(others[1]) >= 0) & ((ids < 0) | (ids >= vocabulary))]
+    wrong = _outside(ops, tokens, np.asarray(others[1]) >= 0)
     if len(wrong) > 0:
-        raise InputError(f"token id {wrong[0]} is not in a vocabulary of {vocabulary}")
+        raise InputError(f"token id {wrong[0]} is not in a vocabulary of {ops.config.vocab_size}")
+
+
+def _check_targets(ops: JaxOps, segments: jax.Array, targets: jax.Array) -> None:
+    """Raise ``InputError`` for targets that are no tokens, where they are known by now."""
+    if isinstance(targets, jax.core.Tracer) or isinstance(segments, jax.core.Tracer):
+        return
+    learned = (np.asarray(segments) >= 0) & (np.asarray(targets) != NO_TARGET)
+    wrong = _outside(ops, targets, learned)
+    if len(wrong) > 0:
+        raise InputError(
+            f"target {wrong[0]} is not in a vocabulary of {ops.config.vocab_size}: {NO_TARGET}, or "
+            "a factor of 0, leaves a token out"
+        )
+
+
+def _outside(ops: JaxOps, ids: jax.Array, read: NDArray[np.bool_]) -> NDArray[np.integer]:
+    """Those ids that are read and are not in the vocabulary."""
+    known = np.asarray(ids)
+    return known[read & ((known < 0) | (known >= ops.config.vocab_size))]
 
 
 def _inputs(
     tokens: jax.Array, positions: jax.Array, segments: jax.Array, reach: int | None
 ) -> Inputs:
-    """Packed sequences, padded to a number of tokens that is compiled once."""
+    """Packed sequences, padded to a number of tokens and with a reach that are compiled once."""
     count = fit_tokens(len(tokens))
     return Inputs(
         ids=_padded(tokens, count, 0),
         positions=_padded(positions, count, 0),
         wanted=None,
         segments=_padded(segments, count, -1),
-        reach=count if reach is None else min(reach, count),
+        reach=count if reach is None else fit_reach(reach, count),
     )
 
 

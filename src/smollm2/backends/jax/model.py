@@ -1,12 +1,12 @@
-"""JaxModel: weights on a device, and forwards that are compiled once a shape."""
+"""JaxModel: weights on a device, and forwards that are compiled once a form."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,6 @@ from smollm2.causal_lm import (
     check_choices,
     checked_cache,
     dense_traffic,
-    forgetting,
     learned_tokens,
 )
 from smollm2.errors import InputError, MissingDependencyError
@@ -39,6 +38,8 @@ from smollm2.weights import Weights
 
 if TYPE_CHECKING:
     from smollm2.backends.jax.nnx import SmolLM2
+
+R = TypeVar("R")
 
 Floats = NDArray[np.float32]
 Output = Literal["logits", "hidden"]
@@ -98,7 +99,11 @@ class JaxModel(LoadedModel[JaxCache]):
         )
 
     def forward(self, batch: Batch, cache: Cache | None = None) -> Floats:
-        """Logits of the wanted tokens, [W, V]. See ``CausalLM.forward``."""
+        """Logits of the wanted tokens, [W, V]. See ``CausalLM.forward``.
+
+        One that fails before it computes can be repeated; one that fails while it does (memory ran
+        out) takes the cache along, which is empty then: see ``JaxCache.recover``.
+        """
         return self._wanted("logits", batch, cache)
 
     def hidden(self, batch: Batch, cache: Cache | None = None) -> Floats:
@@ -110,13 +115,12 @@ class JaxModel(LoadedModel[JaxCache]):
     ) -> list[int]:
         """Token ids that follow, chosen on the device. See ``CausalLM.choose``."""
         check_choices(batch, choices)
-        logits = self._run("logits", batch, cache)
-        with forgetting(batch, cache):
-            return sampling.choose(logits, choices)
+        return self._run("logits", batch, cache, lambda logits: sampling.choose(logits, choices))
 
     def _wanted(self, output: Output, batch: Batch, cache: Cache | None) -> Floats:
         # Cut in NumPy: an operation of its own on the device takes a millisecond.
-        return np.asarray(self._run(output, batch, cache))[: len(batch.wanted)].copy()
+        count = len(batch.wanted)
+        return self._run(output, batch, cache, lambda found: np.asarray(found)[:count].copy())
 
     def log_probs(self, batch: Batch, targets: Ints) -> Floats:
         """Log-probability of each target, [T]. See ``CausalLM.log_probs``."""
@@ -143,7 +147,13 @@ class JaxModel(LoadedModel[JaxCache]):
 
         return SmolLM2(self.ops, unstacked(self.weights))
 
-    def _run(self, output: Output, batch: Batch, cache: Cache | None) -> jax.Array:
+    def _run(
+        self, output: Output, batch: Batch, cache: Cache | None, finish: Callable[[jax.Array], R]
+    ) -> R:
+        """What ``finish`` makes of the result on the host; only then is anything stored.
+
+        JAX computes meanwhile: a failure may show when the result is read, and not before.
+        """
         weights = self.weights
         stored = checked_cache(JaxCache, cache)
         check_batch(self.config, batch)
@@ -151,14 +161,17 @@ class JaxModel(LoadedModel[JaxCache]):
             stored.prepare(batch)
         num_pages = None if stored is None else stored.layout.pages
         ints, form = joined(inputs_of(batch, num_pages=num_pages))
-        storage = None if stored is None else stored.storage
-        result: jax.Array
-        result, storage = run(weights, ints, storage, ops=self.ops, form=form, output=output)
-        if stored is not None:
-            assert storage is not None
-            stored.storage = storage
-            stored.advance(batch)
-        return result
+        compiled = partial(run, ops=self.ops, form=form, output=output)
+        if stored is None:
+            return finish(compiled(weights, ints, None)[0])
+        try:
+            result, stored.storage = compiled(weights, ints, stored.storage)
+            finished = finish(result)
+        except BaseException as error:
+            stored.recover(batch, error)
+            raise
+        stored.advance(batch)
+        return finished
 
     def close(self) -> None:
         """Let go of the weights."""

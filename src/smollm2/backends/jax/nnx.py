@@ -7,10 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from smollm2.backends.jax import losses
 from smollm2.backends.jax.ops import JaxOps
+from smollm2.backends.packed import sequences_of
+from smollm2.errors import InputError
 from smollm2.weights import Weights
 
 
@@ -50,16 +53,16 @@ class SmolLM2(nnx.Module):
     ) -> jax.Array:
         """Logits [B, S, V] float32 of sequences [B, S].
 
-        ``attention_mask`` [B, S] is 0 where there is padding, on whatever side. ``position_ids``
-        [B, S] rise; without them the first token that is not padding is at 0.
+        ``attention_mask`` [B, S] is 0 for padding on either side. ``position_ids`` [B, S] that
+        start at 0 again start a new sequence, which sees itself only, and rise within each; without
+        them a row is one. Raises ``InputError`` for others, unless JAX traces them.
         """
         rows, size = input_ids.shape
-        mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
-        if position_ids is None:
-            position_ids = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
-        segments = jnp.where(mask == 0, -1, jnp.arange(rows)[:, None])
-        flat = [jnp.reshape(array, -1) for array in (input_ids, position_ids, segments)]
-        logits = losses.logits_packed(self.weights, *flat, ops=self.ops, reach=size)
+        positions, segments = _sequences((rows, size), attention_mask, position_ids)
+        tokens = jnp.reshape(input_ids, -1)
+        logits = losses.logits_packed(
+            self.weights, tokens, positions, segments, ops=self.ops, reach=size
+        )
         return logits.reshape(rows, size, -1)
 
     def loss_packed(self, *arrays: jax.Array, reach: int | None = None) -> jax.Array:
@@ -83,6 +86,24 @@ class SmolLM2(nnx.Module):
             return found
 
         return Weights.build(param, num_layers=self.ops.config.num_hidden_layers, tied=self.tied)
+
+
+def _sequences(
+    shape: tuple[int, int], mask: jax.Array | None, position_ids: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Positions and segments, each [B·S], of padded rows; what is known by now is checked."""
+    if isinstance(mask, jax.core.Tracer) or isinstance(position_ids, jax.core.Tracer):
+        return sequences_of(shape, mask, position_ids, jnp)
+    known = (None if array is None else np.asarray(array) for array in (mask, position_ids))
+    positions, segments = sequences_of(shape, *known)
+    falls = (np.diff(positions) <= 0) & (np.diff(segments) == 0) & (segments[1:] >= 0)
+    if falls.any():
+        place = int(np.flatnonzero(falls)[0]) + 1
+        raise InputError(
+            f"position_ids have {positions[place]} behind {positions[place - 1]}: they must rise, "
+            "or be 0 where another sequence starts"
+        )
+    return positions, segments
 
 
 def _parts(params: Mapping[tuple[str, ...], nnx.Param[jax.Array]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The table of operations, filled with jax.numpy and traced once a shape."""
+"""The table of operations, filled with jax.numpy and traced once a form."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from smollm2.backends.jax.attention import row_attention, segment_attention
 from smollm2.backends.jax.inputs import Inputs, Rows
 from smollm2.backends.jax.layers import is_stacked
 from smollm2.backends.jax.storage import Stored, read, write
+from smollm2.backends.rotary import frequencies
 from smollm2.config import Config
 from smollm2.weights import Attention, Block, Mlp
 
@@ -57,10 +57,8 @@ class JaxOps:
 
     def plan(self, inputs: Inputs, storage: Storage | None = None) -> Plan:
         """Rotary tables of a batch; angles in float32 as ``rotary_tables`` has them."""
-        size = self.config.head_dim
-        exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
-        inverse = (1.0 / np.float32(self.config.rope_theta) ** exponents).astype(np.float32)
-        angles = jnp.asarray(inputs.positions).astype(jnp.float32)[:, None, None] * inverse
+        positions = jnp.asarray(inputs.positions).astype(jnp.float32)
+        angles = positions[:, None, None] * frequencies(self.config)
         return Plan(inputs, jnp.cos(angles), jnp.sin(angles), storage)
 
     def embed(self, table: jax.Array, plan: Plan) -> jax.Array:

@@ -64,9 +64,11 @@ def weight_sharding(mesh: Mesh, name: str, dims: int) -> NamedSharding:
 
 def cache_sharding(key: jax.Array) -> Sharding:
     """Where the parts of a cache [L, pages, K, …] lie, beside the rows of the key matrix."""
-    if isinstance(key.sharding, NamedSharding):
-        return NamedSharding(key.sharding.mesh, _spec(None, None, key.sharding.spec[-2]))
-    return key.sharding
+    if not isinstance(key.sharding, NamedSharding):
+        return key.sharding
+    # What JAX has computed has no entries for the last dimensions, where they are not split.
+    spec = (*key.sharding.spec, *[None] * key.ndim)
+    return NamedSharding(key.sharding.mesh, _spec(None, None, spec[key.ndim - 2]))
 
 
 def _axis_of(mesh: Mesh) -> str:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smollm2.backends import Backend, BackendOptions
+from smollm2.backends import Backend, BackendOptions, given_options
+from smollm2.backends.dtypes import DTYPES, own_dtype
 from smollm2.backends.torch.compiled import CompiledOps
 from smollm2.backends.torch.model import TorchModel
 from smollm2.backends.torch.numerics import NUMERICS
@@ -17,13 +18,6 @@ from smollm2.errors import InputError
 from smollm2.formats.tensorfile import DENSE_DTYPES
 from smollm2.quantize import Weight, as_float32
 from smollm2.weights import Weights
-
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-"""What ``load(dtype=…)`` knows."""
 
 _OPTIONS = ("device", "dtype", "compile", "numerics", "tensor_parallel")
 
@@ -52,12 +46,9 @@ class TorchBackend:
         None is the same as leaving an option out. Raises ``InputError`` for another option, or a
         value that cannot be had here.
         """
-        for name in options:
-            if name not in _OPTIONS:
-                raise InputError(f"the torch backend has no option {name}: leave it out")
-        given: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
+        given = given_options("torch", options, _OPTIONS)
         device = _device(given.get("device", "cpu"))
-        dtype = _choice("dtype", given.get("dtype", _dtype_of(weights)), tuple(DTYPES))
+        dtype = _choice("dtype", given["dtype"], DTYPES) if "dtype" in given else own_dtype(weights)
         numerics = _choice("numerics", given.get("numerics", NUMERICS[0]), NUMERICS)
         compiled = _compile(given.get("compile"), device)
         exact = numerics == "exact"
@@ -68,8 +59,8 @@ class TorchBackend:
                     f"compile={compiled!r} and tensor_parallel={shared!r:.80} do not go together: "
                     "leave one out"
                 )
-            return _sharded(config, weights, shared, device, DTYPES[dtype], exact=exact)
-        tensors = weights.map(lambda _, weight: _tensor(weight).to(device, DTYPES[dtype]))
+            return _sharded(config, weights, shared, device, getattr(torch, dtype), exact=exact)
+        tensors = weights.map(lambda _, weight: _tensor(weight).to(device, getattr(torch, dtype)))
         ops = CompiledOps(config) if compiled == "inductor" else None
         graphs = compiled == "cudagraphs"
         return TorchModel(config, tensors, exact=exact, ops=ops, graphs=graphs)
@@ -133,14 +124,6 @@ def _device(name: str) -> torch.device:
     if int(number or 0) >= count:
         raise InputError(f"device is {name!r}, but torch finds {count} here: {kind}:0 is the first")
     return torch.device(name)
-
-
-def _dtype_of(weights: Weights[Weight]) -> str:
-    """The dtype of all dense matrices, or float32."""
-    matrices = [weight for _, weight in weights.items() if len(weight.shape) == 2]
-    names = {weight.dtype.name if isinstance(weight, np.ndarray) else "" for weight in matrices}
-    (name, *others) = names
-    return name if name in DTYPES and not others else "float32"
 
 
 def _tensor(weight: Weight) -> Tensor:

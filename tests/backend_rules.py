@@ -15,15 +15,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from numpy.typing import NDArray
 
+from smollm2.backends import BACKENDS, BackendOptions, get_backend
 from smollm2.batch import Batch, Span
 from smollm2.cache import PAGE_SIZE, Cache, Layout
 from smollm2.causal_lm import NO_TARGET, CausalLM, log_probs_of
 from smollm2.errors import CacheError, ContextLengthError, InputError
+from smollm2.sampling import Choice, Sampler, SamplingParams
 from tests.tiny import random_weights, tiny_config
 
 CONFIG = tiny_config()
 WEIGHTS = random_weights(CONFIG, seed=3)
 IDS = [int(i) for i in np.random.default_rng(7).integers(0, CONFIG.vocab_size, 200)]
+
+FRAGILE = tiny_config(tie_word_embeddings=False)
+BROKEN = 95
+SOUND = [i for i in IDS if i != BROKEN]
 
 
 def full(model: CausalLM, ids: list[int]) -> NDArray[np.float32]:
@@ -43,6 +49,11 @@ def in_parts(model: CausalLM, cache: Cache, ids: list[int], parts: list[int]) ->
         pieces.append(model.forward(spans(cache, span), cache))
         start += count
     return np.concatenate(pieces)
+
+
+def over(cache: Cache, table: Any, *parts: Span) -> Batch:
+    """A batch for a cache, over pages of its own choice if that is paged."""
+    return over_pages(table, *parts) if cache.layout.paged else spans(cache, *parts)
 
 
 def over_pages(table: Sequence[Sequence[int]], *parts: Span) -> Batch:
@@ -130,6 +141,72 @@ class BackendRules:
             model.forward(batch, Cache(Layout(2, 32)))
         assert cache.lengths == (0, 0)
 
+    @pytest.mark.parametrize(
+        ("numbers", "message"),
+        [
+            (
+                {"positions": [0, 2, 0]},
+                "row 1 has length 2 and 2 tokens .* 2: they must fill 0 … 1",
+            ),
+            ({"positions": [0, 0, 0]}, "two tokens of the batch have the same slot"),
+            (
+                {"positions": [0, 2, 0], "lengths": [0, 3, 1]},
+                "row 1 has length 3 and 2 tokens .* 0",
+            ),
+            ({"lengths": [0, 1, 1]}, "row 1 has length 1 and 2 tokens .* they must fill -1 … 0"),
+            ({"lengths": [3, 2, 1]}, "row 0 has length 3, but no tokens in the batch"),
+            ({"lengths": [0, 2, 0]}, "row 2 has length 0 and 1 tokens"),
+            ({"lengths": [2, 1]}, "2 lengths, but 3 rows of pages"),
+            ({"rows": [1, 1, 3]}, "row 3 is not in a batch of 3 rows"),
+            ({"rows": [1, 1, -1]}, "row -1 is not in a batch of 3 rows"),
+        ],
+    )
+    @pytest.mark.parametrize("paged", [False, True])
+    def test_a_batch_fills_its_rows(
+        self, model: CausalLM, numbers: dict[str, list[int]], message: str, paged: bool
+    ) -> None:
+        """Made by hand: a place that is read has been written, now or before."""
+        cache = model.new_paged_cache(4) if paged else model.new_cache(3, 32)
+        table = np.array([[1], [2], [3]], np.int32) if paged else cache.page_table
+        parts = [Span(1, 0, IDS[:2]), Span(2, 0, IDS[2:3])]
+        batch = Batch.build(parts, page_table=table, page_size=cache.page_size)
+        wrong = replace(batch, **{name: np.array(n, np.int32) for name, n in numbers.items()})
+        if "positions" in numbers:
+            places = table[wrong.rows, 0] * cache.page_size + wrong.positions
+            wrong = replace(wrong, slots=places.astype(np.int32))
+        with pytest.raises(CacheError, match=message):
+            model.forward(wrong, cache)
+        self.close(model.forward(batch, cache)[1], full(model, IDS[2:3])[0])
+
+    @pytest.mark.parametrize("options", [{"logit_bias": {96: 1.0}}, {"allowed_ids": (96,)}])
+    def test_a_choice_that_failed_can_be_repeated(
+        self, model: CausalLM, options: dict[str, Any]
+    ) -> None:
+        """It stored nothing, and did not keep what it wrote over in pages that are used again."""
+        good, bad = (Choice(Sampler(SamplingParams(**each)), 10) for each in ({}, options))
+        cache = model.new_cache(2, 32)
+        batch = spans(cache, Span(1, 0, IDS[:9]))
+        with pytest.raises(InputError, match="96"):
+            model.choose(batch, [bad], cache)
+        for few in ([], [good, good]):
+            with pytest.raises(InputError, match="1 wanted tokens need as many choices"):
+                model.choose(batch, few, cache)
+        assert cache.lengths == (0, 0)
+        expected = int(full(model, IDS[:9])[-1].argmax())
+        assert model.choose(batch, [good], cache) == [expected]
+        assert cache.lengths == (0, 9)
+        with pytest.raises(InputError, match="96"):
+            model.choose(Batch.build([Span(0, 0, IDS[:9])]), [bad])
+
+        cache, table = model.new_paged_cache(3), [[2, 1]]
+        model.forward(over_pages(table, Span(0, 0, IDS[:100])), cache)
+        with pytest.raises(InputError, match="96"):
+            model.choose(over_pages(table, Span(0, 80, IDS[:2])), [bad], cache)
+        with pytest.raises(CacheError, match="page 1 of row 0 holds 16 tokens"):
+            model.forward(over_pages(table, Span(0, 100, IDS[:1])), cache)
+        expected = int(full(model, IDS[:82])[-1].argmax())
+        assert model.choose(over_pages(table, Span(0, 80, IDS[80:82])), [good], cache) == [expected]
+
     def test_truncate_and_reset_keep_the_storage(self, model: Any) -> None:
         cache = model.new_cache(1, 128)
         model.forward(spans(cache, Span(0, 0, IDS[:100])), cache)
@@ -164,13 +241,20 @@ class BackendRules:
                 use()
 
     @pytest.mark.parametrize("capacity", [0, -1, 257])
-    def test_capacity_has_limits(self, model: CausalLM, capacity: int) -> None:
+    def test_capacity_has_limits(self, model: Any, capacity: int) -> None:
         with pytest.raises(InputError, match=r"not in 1 … 256"):
             model.new_cache(1, capacity)
         with pytest.raises(InputError, match="at least one row"):
             model.new_cache(0)
         with pytest.raises(InputError, match="1000000000000 rows is too large"):
             model.new_cache(10**12)
+        for wrong in (2.0, "2", True, np.ones(2, int)):
+            with pytest.raises(InputError, match=r"^rows is .*: give a whole number$"):
+                model.new_cache(wrong)
+            with pytest.raises(InputError, match=r"^capacity is .*: give a whole number$"):
+                model.new_cache(1, wrong)
+            with pytest.raises(InputError, match=r"^pages is .*: give a whole number$"):
+                model.new_paged_cache(wrong)
 
     def test_ids_and_positions_are_checked(self, model: CausalLM) -> None:
         for wrong in (-1, 96, 2**31 - 1):
@@ -294,6 +378,51 @@ class BackendRules:
     def test_a_pool_has_limits(self, model: CausalLM, pages: int) -> None:
         with pytest.raises(InputError, match=rf"2 … 16777216 pages, .* not {pages}"):
             model.new_paged_cache(pages)
+
+    # NaN stays where it is
+
+    @pytest.fixture
+    def fragile(self, model: CausalLM) -> CausalLM:
+        """A model of this backend in which a token, ``BROKEN``, has keys and values of NaN."""
+        weights = random_weights(FRAGILE, seed=3)
+        weights.token_embedding[BROKEN] = np.nan
+        (name,) = (n for n, path in BACKENDS.items() if type(model).__module__.startswith(path))
+        options: BackendOptions = {"quant": "f32"} if name == "native" else {}
+        return get_backend(name).load(FRAGILE, weights, **options)
+
+    def test_what_was_stored_before_is_gone(self, fragile: CausalLM) -> None:
+        """Rows of three lengths step side by side, over storage that was full of NaN."""
+        lengths = (30, 5, 17)
+        fixed, paged = fragile.new_cache(3, 64), fragile.new_paged_cache(4)
+        for cache, table in ((fixed, fixed.page_table), (paged, [[1], [2], [3]])):
+            kept = [Span(row, 0, SOUND[:4]) for row in range(3)]
+            spoiled = [Span(row, 4, [BROKEN] * 50, "all") for row in range(3)]
+            fragile.forward(over(cache, table, *kept), cache)
+            assert np.isnan(fragile.forward(over(cache, table, *spoiled), cache)).all()
+            if cache is fixed:
+                for row in range(3):
+                    cache.truncate(row, 4)
+            parts = [Span(row, 4, SOUND[4:n]) for row, n in enumerate(lengths)]
+            fragile.forward(over(cache, table, *parts), cache)
+            step = [Span(row, n, SOUND[n : n + 1]) for row, n in enumerate(lengths)]
+            got = fragile.forward(over(cache, table, *step), cache)
+            expected = [full(fragile, SOUND[: n + 1])[-1] for n in lengths]
+            self.close(got, np.stack(expected))
+
+    def test_what_other_rows_hold_is_not_seen(self, fragile: CausalLM) -> None:
+        """Not where it fills up what is too short, either."""
+        cache = fragile.new_cache(4, 64)
+        rows = {1: 9, 3: 20}
+        parts = [Span(row, 0, SOUND[:n]) for row, n in rows.items()]
+        fragile.forward(spans(cache, Span(0, 0, [BROKEN] * 3), *parts), cache)
+        expected = np.stack([full(fragile, SOUND[: n + 1])[-1] for n in rows.values()])
+        step = [Span(row, n, SOUND[n : n + 1]) for row, n in rows.items()]
+        got = fragile.forward(spans(cache, Span(0, 3, [BROKEN]), *step), cache)
+        assert np.isnan(got[0]).all()
+        self.close(got[1:], expected)
+        for row, n in rows.items():
+            cache.truncate(row, n)
+        self.close(fragile.forward(spans(cache, *step), cache), expected)
 
     # Log-probabilities of targets: feature rows 69, 71
 

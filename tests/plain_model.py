@@ -82,6 +82,10 @@ class PlainModel:
         logits = self.forward(batch, cache)
         return [choice.of(row) for choice, row in zip(choices, logits, strict=True)]
 
+    def agree(self, numbers: list[int]) -> list[int]:
+        """The same."""
+        return numbers
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -21,6 +21,8 @@ from smollm2.backends.torch.shards import mesh_of
 from smollm2.batch import Batch, Span
 from smollm2.config import Config
 from smollm2.errors import InputError
+from smollm2.generate import SmolLM2
+from smollm2.sampling import Choice, Sampler, SamplingParams
 from tests.tiny import random_weights, tiny_config
 
 CONFIGS = {"tied": tiny_config(), "untied": tiny_config(tie_word_embeddings=False)}
@@ -58,6 +60,18 @@ def answers(model: TorchModel) -> dict[str, Any]:
         "log_probs": model.log_probs(whole, TARGETS.astype(np.int32)),
         "cache_bytes": cache.nbytes,
     }
+
+
+def drawn(model: TorchModel) -> list[Any]:
+    """What is drawn without a seed: ids, the seeds that they are said to come from, a choice."""
+    writer, batch = SmolLM2(model), Batch.build([Span(0, 0, IDS[:5])])
+    made: list[Any] = []
+    options: Any = {"max_tokens": 9, "temperature": 2.0, "ignore_eos": True}
+    for logprobs in (None, 1):
+        stream = writer.stream(IDS[:5], logprobs=logprobs, **options)
+        made += [stream.finish().token_ids, stream.request.params.seed]
+    hot = SamplingParams(temperature=9.0)
+    return [*made, *(model.choose(batch, [Choice(Sampler(hot), 5)]) for _ in range(9))]
 
 
 def trained(model: TorchModel, folder: Path) -> dict[str, Any]:
@@ -132,6 +146,7 @@ def main() -> None:
         model = load(name, tensor_parallel=2)
         result[name] = {
             **answers(model),
+            "drawn": drawn(model),
             "collectives": collectives(model),
             "weight_bytes": sum(part.to_local().nbytes for _, part in model.weights.items()),
             **trained(model, folder / name),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,18 @@ def test_generating_loads_no_framework(tmp_path: Path) -> None:
     loaded = set(run.stdout.split())
     assert "numpy" in loaded
     assert loaded.isdisjoint(HEAVY - {"numpy", "tokenizers"})
+
+
+def test_extras_hold_what_the_package_imports() -> None:
+    """And nothing else: what tests alone use is of dev. The versions are those of docstrings."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    text = "\n".join(path.read_text() for path in FILES)
+    imported = set(re.findall(r"^ *(?:from|import) (\w+)", text, re.MULTILINE))
+    for name in ("torch", "jax", "export"):
+        assert {re.match(r"\w+", needed)[0] for needed in extras[name]} <= imported, name
+    assert "onnxruntime>=1.23" in extras["dev"]
+    assert "onnxruntime from 1.23 on" in text
 
 
 def test_the_native_module_names_instruction_sets() -> None:

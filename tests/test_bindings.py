@@ -169,6 +169,7 @@ def test_a_model_is_loaded_with_bindings(tmp_path: Path, backend: str) -> None:
         ),
         ({NORM: 7}, "bindings: 'model.norm.weight': bindings map names to names of tensors"),
         ({7: NORM}, "bindings: 'a key': bindings map names to names of tensors"),
+        (7, "bindings is int: give a mapping, or the path of a JSON file"),
     ],
 )
 def test_wrong_bindings(tmp_path: Path, bindings: Any, message: str) -> None:

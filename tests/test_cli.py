@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from smollm2 import __version__, load
 from smollm2.backends import BackendOptions
 from smollm2.cli import main
-from smollm2.cli.options import unescape
+from smollm2.cli.options import Computing, unescape
 from smollm2.results import Generation
 from smollm2.streaming import Stream
 from tests.cli_session import COMMAND, environment, run_cli, write_model
@@ -238,6 +240,19 @@ def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture) -> None:
     for other in ([command, "-h"], ["help", command]):
         assert main(other) == 0
         assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize("command", ["bench", "eval", "run", "chat"])
+def test_help_names_all_that_says_what_computes(
+    command: str, capsys: pytest.CaptureFixture
+) -> None:
+    """Options that the list leaves out stand in the text, and the values of each in bench's."""
+    assert main([command, "--help"]) == 0
+    words = set(re.findall(r"[\w-]+", capsys.readouterr().out))
+    assert {f"--{field.name}" for field in fields(Computing)} | {"--quant"} <= words
+    if command == "bench":
+        assert {"float32", "bfloat16", "float16"} <= words
+        assert {"inductor", "cudagraphs", "xla", "exact", "fast", "cuda", "gpu"} <= words
 
 
 def test_version(capsys: pytest.CaptureFixture) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 import warnings
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from smollm2.cli import main
 from smollm2.errors import InputError, MissingDependencyError
 from tests import installed
 from tests.cli_session import Screen, run_cli, write_model
+from tests.conftest import REPOSITORY
 
+LEAST = {"torch": (2, 9), "jax": (0, 6)}
 WITHOUT = "import sys; sys.modules['smollm2._native'] = None\n"
 """Makes a process one where the extension is not installed."""
 
@@ -74,6 +78,39 @@ def test_native_by_name_is_an_error_where_the_extension_is_missing(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: backend='native' needs the extension")
     assert get_backend("numpy")
+
+
+EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "optional-dependencies"
+]
+
+
+@pytest.mark.parametrize(("name", "title"), [("torch", "PyTorch"), ("jax", "JAX")])
+def test_a_framework_that_is_too_old_is_named(
+    name: str, title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line with both versions; the least one is that of pyproject.toml, in all extras."""
+    pytest.importorskip(name)
+    for extra in (name, "export"):
+        assert f"{name}>={'.'.join(map(str, LEAST[name]))}" in EXTRAS[extra]
+    major, minor = LEAST[name]
+    for version in (f"{major}.{minor - 1}.1+cpu", f"{major - 1}.99rc1" if major else "0.0.1"):
+        monkeypatch.setattr("importlib.metadata.version", lambda _, version=version: version)
+        with pytest.raises(MissingDependencyError) as error:
+            get_backend(name)
+        assert str(error.value) == (
+            f"backend={name!r} needs {title} {major}.{minor} or later, but {version} is "
+            f"installed: pip install 'smollm2[{name}]'"
+        )
+    for version in (f"{major}.{minor}.0a0+git12", f"{major}.{minor + 7}", f"{major + 1}.0"):
+        monkeypatch.setattr("importlib.metadata.version", lambda _, version=version: version)
+        assert get_backend(name)
+
+    def unknown(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", unknown)
+    assert get_backend(name)
 
 
 @pytest.mark.usefixtures("no_extension")

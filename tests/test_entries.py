@@ -274,7 +274,7 @@ def test_a_builder_can_be_traced() -> None:
         ([[1, 2], [3]], "tokens must be integers, in rows of one length"),
         ([[1.0, 2.0]], "tokens must be integers, not float64"),
         ([[2**31]], "tokens must be integers of 32 bits, not 2147483648"),
-        ([[2**70]], "tokens must be integers, not object"),
+        ([[2**70]], "tokens must be integers of 32 bits, not larger ones"),
         ([["a"]], "tokens must be integers, not <U1"),
         ([[96]], "token id 96 is not in a vocabulary of 96"),
     ],

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -32,6 +36,23 @@ def test_shapes_of_results() -> None:
     sizes = {"P": 7, "Batch": 3, "MaxSeq": 9}
     assert bind("step_packed", CONFIG, sizes).result == (6, 96)
     assert bind("generate", CONFIG, {"Batch": 2, "Steps": 4}).result == (2, 4)
+
+
+def test_names_and_facts_that_every_graph_has() -> None:
+    """Both exports have them from here."""
+    bound = bind("generate_until", CONFIG, {"Batch": 2, "MaxNew": 4, "MaxSeq": 8})
+    assert bind("forward", CONFIG, {"B": np.int64(2), "S": np.int32(5)}).facts("float32")
+    caches = ["cache_keys.0", "cache_values.0", "cache_keys.1", "cache_values.1"]
+    assert list(bound.cache_names)[:4] == caches
+    assert len(bound.cache_names) == 2 * CONFIG.num_hidden_layers
+    assert bound.cache_shape == (17, CONFIG.num_key_value_heads, CONFIG.head_dim)
+    assert bound.result_names[:3] == ("ids", "counts", "new_cache_keys.0")
+    assert bind("loss_packed", CONFIG, {"P": 7}).result_names == ("loss",)
+    facts = bound.facts("float16")
+    assert facts["smollm2.signature"] == ENTRIES["generate_until"].signature
+    assert json.loads(facts["smollm2.sizes"]) == {"Batch": 2, "MaxNew": 4, "MaxSeq": 8}
+    assert json.loads(facts["smollm2.config"]) == CONFIG.to_dict()
+    assert (facts["smollm2.entry"], facts["smollm2.dtype"]) == ("generate_until", "float16")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +86,12 @@ def test_a_row_holds_the_context_length_where_nothing_is_said() -> None:
         ("prefill", {"B": 0, "S": 8}, "Batch of entry prefill is 0: give a number of at least 1"),
         ("prefill", {"B": 1, "S": 8, "X": 1}, "has no symbol 'X': it has Batch, S, MaxSeq"),
         ("forward", {"B": 1, "S": 8, "MaxSeq": 9}, "has no symbol 'MaxSeq': it has B, S"),
-        ("prefill", {"B": 1, "Batch": 1, "S": 8}, "Batch is Batch of entry prefill, which is gi"),
+        ("prefill", {"B": 1, "S": 8, "Batch": 1}, "B and Batch both are Batch of entry prefill: "),
+        ("prefill", {"B": 1.5, "S": 8}, "B is 1.5: give a whole number"),
+        ("prefill", {"B": "2", "S": 8}, "B is '2': give a whole number"),
+        ("prefill", {"B": True, "S": 8}, "B is True: give a whole number"),
+        ("prefill", {"B": np.ones((2, 2), int), "S": 8}, "B is array([[1, 1],: give a whole num"),
+        (7, {}, "no entry named 7: choose from forward"),
         ("prefill", {"B": 1, "S": 8, "MaxSeq": 257}, "is 257, but may be 256 at most, the context"),
         ("prefill", {"B": 1, "S": 8, "MaxSeq": 7}, "S of entry prefill is 8, but may be 7 at mo"),
         ("forward", {"B": 1, "S": 257}, "S of entry forward is 257, but may be 256 at most"),
@@ -77,7 +103,7 @@ def test_a_row_holds_the_context_length_where_nothing_is_said() -> None:
         ("decode", {"B": 2**30, "MaxSeq": 8}, "Batch=1073741824, MaxSeq=8 are too large together"),
     ],
 )
-def test_what_cannot_be_bound(entry: str, sizes: dict[str, int], message: str) -> None:
+def test_what_cannot_be_bound(entry: Any, sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         bind(entry, CONFIG, sizes)
     assert message in str(error.value)

@@ -13,6 +13,8 @@ import pytest
 
 from smollm2.checkpoint import load_checkpoint
 from smollm2.cli import main
+from smollm2.cli.targets import TARGETS
+from smollm2.errors import InputError
 from smollm2.formats.smol import open_smol
 from tests.cli_session import Screen, write_model
 from tests.tiny import random_weights, tiny_config, write_gguf, write_hf
@@ -144,6 +146,28 @@ def test_only_a_regular_file_is_replaced(model: Path, place: Path, capsys: Captu
     assert main(["export", str(model), "x.gguf"]) == 1
     assert "x.gguf: is the name of another format" in capsys.readouterr().err
     assert sorted(path.name for path in place.iterdir()) == ["dangling", "link", "pipe", "real"]
+
+
+@pytest.mark.parametrize("ending", [".smol", ".gguf", ".onnx", ".mlir", ".mlirbc"])
+def test_a_name_of_another_format_is_refused(ending: str) -> None:
+    for to, target in TARGETS.items():
+        path = Path(f"x{ending}")
+        if (
+            target.ending == ending
+            or to == "huggingface"
+            or (to, ending) == ("stablehlo", ".mlirbc")
+        ):
+            target.check(path, False)
+        else:
+            with pytest.raises(InputError, match=f"x{ending}: is the name of another format"):
+                target.check(path, False)
+
+
+@pytest.mark.parametrize("to", [name for name in TARGETS if name != "huggingface"])
+def test_a_folder_that_is_not_there_is_told_before_anything_is_read(to: str) -> None:
+    target = TARGETS[to]
+    with pytest.raises(InputError, match="there is no folder nowhere: make it first"):
+        target.check(Path(f"nowhere/x{target.ending}"), False)
 
 
 def test_a_terminated_export_leaves_nothing(model: Path, place: Path) -> None:

@@ -12,7 +12,6 @@ from smollm2.backends import get_backend
 from smollm2.checkpoint import load_checkpoint
 from smollm2.cli import main
 from smollm2.entries import ENTRIES
-from smollm2.export import onnx as module
 from tests.cli_session import write_model
 
 Capture = pytest.CaptureFixture[str]
@@ -97,7 +96,7 @@ def test_what_is_wrong_in_one_line(
 
 
 def test_without_torch(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr("smollm2.backends.find_spec", lambda name: None)
     assert main(["export", str(model), *PREFILL]) == 1
     message = "this export needs PyTorch, which is not installed: pip install 'smollm2[export]'"
     assert capsys.readouterr().err == f"error: {message}\n"

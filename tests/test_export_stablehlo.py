@@ -229,6 +229,6 @@ def test_the_command_writes_text_or_bytecode(
 def test_jax_is_asked_for_by_name(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smollm2.export.stablehlo.find_spec", lambda _: None)
+    monkeypatch.setattr("smollm2.backends.find_spec", lambda _: None)
     with pytest.raises(MissingDependencyError, match=r"needs JAX.*pip install 'smollm2\[export\]'"):
         export_stablehlo(checkpoint, tmp_path / "x.mlir", entry="decode", sizes={"B": 1})

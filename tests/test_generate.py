@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from smollm2.backends import get_backend
 from smollm2.backends.numpy import backend
 from smollm2.errors import (
     ContextLengthError,
@@ -418,11 +419,14 @@ def test_nan_logits_are_a_named_error(tokenizer) -> None:
             SmolLM2(scripted, tokenizer=tokenizer).generate(PROMPT, temperature=temperature)
 
 
-def test_many_threads_share_a_model(tokenizer) -> None:
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_many_threads_share_a_model(name: str, tokenizer) -> None:
     """cases: K11."""
+    if name != "numpy":
+        pytest.importorskip(name)
     config = tiny_config(vocab_size=260)
     weights = random_weights(config, seed=4)
-    model = SmolLM2(backend.load(config, weights), tokenizer=tokenizer)
+    model = SmolLM2(get_backend(name).load(config, weights), tokenizer=tokenizer)
     prompts = [f"prompt number {i}" for i in range(12)]
     alone = [model.generate(p, max_tokens=12, temperature=0.9, seed=7).token_ids for p in prompts]
     with ThreadPoolExecutor(6) as pool:

@@ -511,6 +511,8 @@ def test_options_that_it_does_not_have(options: dict[str, Any], message: str) ->
 
 
 def test_numerics_and_devices(model: JaxModel) -> None:
+    options: Any = dict.fromkeys(("device", "dtype", "compile", "numerics", "tensor_parallel"))
+    assert backend.load(CONFIG, WEIGHTS, **options).ops == model.ops  # None is the default
     fast = backend.load(CONFIG, WEIGHTS, device="cpu:0", numerics="fast")
     np.testing.assert_allclose(full(fast, IDS[:9]), full(model, IDS[:9]), rtol=1e-2, atol=1e-2)
     assert fast.weights.final_norm.devices() == {jax.devices("cpu")[0]}

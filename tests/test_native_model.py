@@ -48,6 +48,9 @@ def test_tokens_of_a_sequence_must_lie_side_by_side() -> None:
         ({"kv": "q8"}, "kv='q8' is not known: choose from f32, int16, int8"),
         ({"threads": 0}, "threads=0 is not in 1 … 256"),
         ({"threads": 257}, "threads=257 is not in"),
+        ({"threads": 2.0}, "threads=2.0 is not in"),
+        ({"dtype": "int8"}, "the native backend has no option dtype: leave it out"),
+        ({"tensor_parallel": 2}, "the native backend has no option tensor_parallel"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

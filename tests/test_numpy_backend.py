@@ -9,6 +9,7 @@ from smollm2.backends import get_backend
 from smollm2.backends.numpy import NumpyModel, NumpyOps, backend
 from smollm2.batch import Batch, Span
 from smollm2.errors import InputError
+from smollm2.generate import load
 from smollm2.weights import Mlp
 from tests.backend_rules import BackendRules, full, spans
 from tests.tiny import random_weights, tiny_config
@@ -130,6 +131,9 @@ def test_memory_follows_use_not_capacity(model: NumpyModel) -> None:
 def test_unknown_backend() -> None:
     with pytest.raises(InputError, match="no backend named 'cuda': choose from native, numpy"):
         get_backend("cuda")
+    for wrong in ("", 1, []):
+        with pytest.raises(InputError, match=r"no backend named .*: choose from native, numpy"):
+            load("nowhere", backend=wrong)
 
 
 def test_numpy_has_no_options() -> None:

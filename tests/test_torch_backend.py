@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -13,8 +18,13 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch")
 
 from smollm2.backends import numpy as numpy_backend  # noqa: E402 - torch may be missing
-from smollm2.backends.torch import TorchBackend, TorchModel  # noqa: E402
-from smollm2.backends.torch.ops import TorchOps, attention, product  # noqa: E402
+from smollm2.backends.rotary import rotary_tables  # noqa: E402
+from smollm2.backends.torch import (  # noqa: E402
+    TorchBackend,
+    TorchModel,
+    ops as ops_module,
+)
+from smollm2.backends.torch.ops import TorchOps, attention  # noqa: E402
 from smollm2.batch import Batch, Span  # noqa: E402
 from smollm2.causal_lm import CausalLM  # noqa: E402
 from smollm2.errors import InputError  # noqa: E402
@@ -161,6 +171,15 @@ def test_memory_that_was_never_written_is_not_read(model: TorchModel) -> None:
         close(logits[row], full(model, IDS[:count])[-1])
 
 
+def test_a_cache_made_in_inference_mode_is_as_good(model: TorchModel) -> None:
+    """What torch made in it can be changed in it only."""
+    cache = model.new_cache(1, 64)
+    with torch.inference_mode():
+        model.forward(spans(cache, Span(0, 0, IDS[:20])), cache)
+    cache.reset()
+    close(model.forward(spans(cache, Span(0, 0, IDS[:9])), cache)[0], full(model, IDS[:9])[-1])
+
+
 # Options
 
 
@@ -192,6 +211,17 @@ def test_refused_options(options: Any, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_none_is_the_default(model: TorchModel) -> None:
+    options: Any = dict.fromkeys(("device", "dtype", "compile", "numerics", "tensor_parallel"))
+    plain = backend.load(CONFIG, WEIGHTS, **options)
+    assert (plain.device, plain.dtype, plain.exact) == (model.device, model.dtype, model.exact)
+    assert type(plain.ops) is type(model.ops)
+    np.testing.assert_array_equal(full(plain, IDS[:9]), full(model, IDS[:9]))
+    for name in ("device", "dtype", "numerics"):
+        with pytest.raises(InputError, match=f"{name} is ''"):
+            backend.load(CONFIG, WEIGHTS, **{name: ""})
+
+
 def test_a_gpu_that_is_not_here() -> None:
     absent = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(InputError, match=f"device is '{absent}', but torch finds"):
@@ -199,37 +229,6 @@ def test_a_gpu_that_is_not_here() -> None:
 
 
 # Numerics
-
-
-SWITCHES = (
-    (torch.backends.mkldnn.matmul, "fp32_precision"),
-    (torch.backends.cuda.matmul, "fp32_precision"),
-    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
-)
-
-
-@pytest.mark.parametrize(
-    ("numerics", "values"),
-    [("exact", ["ieee", "ieee", False]), ("fast", ["bf16", "tf32", True])],
-)
-def test_switches_are_set_for_a_forward_only(numerics: str, values: list[object]) -> None:
-    model = backend.load(CONFIG, WEIGHTS, numerics=numerics)
-    seen: list[list[object]] = []
-
-    class Watching(TorchOps):
-        def head(self, *given: Any) -> Any:
-            seen.append([getattr(owner, name) for owner, name in SWITCHES])
-            if len(seen) > 1:
-                raise RuntimeError("out of luck")
-            return super().head(*given)
-
-    model.ops = Watching(CONFIG)
-    before = [getattr(owner, name) for owner, name in SWITCHES]
-    full(model, IDS[:3])
-    with pytest.raises(RuntimeError, match="out of luck"):
-        full(model, IDS[:3])
-    assert seen == [values, values]
-    assert [getattr(owner, name) for owner, name in SWITCHES] == before
 
 
 def test_exact_norms_and_rotations_are_float32() -> None:
@@ -260,10 +259,39 @@ def test_the_products_of_inference_and_of_training_agree() -> None:
     rng = np.random.default_rng(0)
     x, weight = (torch.from_numpy(rng.standard_normal((n, 576), np.float32)) for n in (3, 200))
     exact = x.double() @ weight.double().T
+    product = TorchOps(CONFIG).product
     with torch.inference_mode():
         torch.testing.assert_close(product(x, weight).double(), exact, rtol=1e-5, atol=1e-4)
         assert product(x[:0], weight).shape == (0, 200)
     torch.testing.assert_close(product(x, weight).double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_inference_under_autocast_rounds_as_training_does(model: TorchModel) -> None:
+    x = torch.from_numpy(WEIGHTS.token_embedding[:5])
+    product, weight = TorchOps(CONFIG).product, model.weights.blocks[0].mlp.up
+    with torch.autocast("cpu", torch.bfloat16):
+        trained = product(x, weight)
+        with torch.no_grad():
+            assert torch.equal(product(x, weight), trained)
+    assert trained.dtype == torch.bfloat16
+
+
+def test_a_torch_whose_product_is_another_does_without_it(monkeypatch: Any) -> None:
+    """Absent, with other arguments, or with other numbers."""
+
+    def refuses(*_: Any) -> Any:
+        raise RuntimeError("expected at most 5 argument(s) but received 6 argument(s)")
+
+    assert ops_module._onednn_product() is not None or not torch.backends.mkldnn.is_available()
+    for product in (refuses, lambda x, *_: x.sum(), lambda x, weight, *_: 2 * x @ weight.T):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.ops, "mkldnn", SimpleNamespace(_linear_pointwise=product))
+            assert ops_module._onednn_product() is None
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    assert ops_module._onednn_product() is None
+    monkeypatch.setattr(ops_module, "_ONEDNN_PRODUCT", None)
+    reference = numpy_backend.backend.load(CONFIG, WEIGHTS)
+    close(full(backend.load(CONFIG, WEIGHTS), IDS[:9]), full(reference, IDS[:9]))
 
 
 @pytest.mark.parametrize("queries", [1, 7])
@@ -334,6 +362,38 @@ def test_a_closed_model_says_so() -> None:
     model.close()
     with pytest.raises(InputError, match="the model is closed: load it again"):
         full(model, IDS[:1])
+
+
+def test_angles_grow_once_for_all_threads(monkeypatch: Any) -> None:
+    """Whoever made few of them, and took longer, does not take back what another made."""
+    config = tiny_config(max_position_embeddings=4096)
+    model = backend.load(config, random_weights(config))
+    many = Event()
+
+    def made(config: Any, positions: Any) -> Any:
+        if len(positions) < 2000:
+            few.set()
+            many.wait(0.5)
+        return rotary_tables(config, positions)
+
+    few = Event()
+    monkeypatch.setattr("smollm2.backends.torch.plan.rotary_tables", made)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(full, model, IDS[:3])
+        assert few.wait(30)
+        model.plan(Batch.build([Span(0, 3000, IDS[:3])]))
+        many.set()
+        first.result()
+    monkeypatch.setattr("smollm2.backends.torch.plan.rotary_tables", None)
+    assert model.plan(Batch.build([Span(0, 3000, IDS[:3])])).cos.shape == (3, 1, config.head_dim)
+
+
+def test_a_module_that_was_used_can_be_copied(model: TorchModel) -> None:
+    module = model.as_module()
+    logits = module(torch.tensor([IDS[:5]])).logits
+    copies = copy.deepcopy(module), pickle.loads(pickle.dumps(module))
+    for other in copies:
+        assert torch.equal(other(torch.tensor([IDS[:5]])).logits, logits)
 
 
 def test_a_model_has_weights_of_its_own() -> None:

@@ -55,6 +55,7 @@ def greedy(model: TorchModel, prompt: list[int], count: int) -> list[int]:
 @COMPILER
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of what the compiler imports
+@pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")
 def test_inductor(plain: TorchModel) -> None:
     """Four programs, before and after attention for one token and for more, serve all batches."""
     model = backend.load(CONFIG, WEIGHTS, compile="inductor")
@@ -73,7 +74,8 @@ def read(model: TorchModel, batch: Batch, cache: Cache) -> tuple[Form, NDArray[n
     """The form of a batch among few, and the logits of that: what a graph would compute."""
     model.plan(batch, cache)
     form, numbers = flatten(batch, cache, few_forms=True)
-    plan: Plan = model._planner.read(form, torch.from_numpy(numbers), cache)
+    angles = model._planner.reserve(model.context_length)
+    plan: Plan = model._planner.read(form, torch.from_numpy(numbers), angles, cache)
     with torch.inference_mode():
         return form, forward(model.weights, model.ops, plan).numpy()
 

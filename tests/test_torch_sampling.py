@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 torch = pytest.importorskip("torch")
 
-from smollm2.backends.torch import sampling  # noqa: E402 - torch may be missing
+from smollm2.backends.torch import TorchBackend, sampling  # noqa: E402 - torch may be missing
 from smollm2.backends.torch.sampling import choose  # noqa: E402
-from smollm2.errors import InputError, NumericsError  # noqa: E402
+from smollm2.batch import Span  # noqa: E402
+from smollm2.errors import CacheError, InputError, NumericsError  # noqa: E402
 from smollm2.sampling import Choice, Sampler, SamplingParams  # noqa: E402
 from smollm2.sampling.draw import counter, mix, uniforms  # noqa: E402
+from tests.backend_rules import CONFIG, IDS, WEIGHTS, over_pages  # noqa: E402
 
 DEVICES = [
     "cpu",
@@ -141,3 +143,18 @@ def test_noise_is_that_of_the_draw(seed: int, position: int) -> None:
     np.testing.assert_allclose(
         sampling.noise(counters, 500)[0].numpy(), exact, rtol=2e-5, atol=1e-6
     )
+
+
+def test_a_choice_on_the_device_that_failed_stored_nothing(monkeypatch: Any) -> None:
+    """Where ids are chosen before the pass counts as stored; on any device, were it not told."""
+    model = TorchBackend().load(CONFIG, WEIGHTS)
+    cache, table = model.new_paged_cache(3), [[2, 1]]
+    model.forward(over_pages(table, Span(0, 0, IDS[:100])), cache)
+    monkeypatch.setattr(model, "device", torch.device("cuda"))
+    again = over_pages(table, Span(0, 80, IDS[80:82]))
+    for wrong in ([], [choice(logit_bias={96: 1.0})]):
+        with pytest.raises(InputError):
+            model.choose(again, wrong, cache)
+    with pytest.raises(CacheError, match="page 1 of row 0 holds 16 tokens"):
+        model.forward(over_pages(table, Span(0, 100, [1])), cache)
+    assert model.choose(again, [choice()], cache) == model.choose(again, [choice()], cache)

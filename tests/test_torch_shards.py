@@ -81,6 +81,15 @@ def test_greedy_ids_equal_one_process(pair: tuple[str, list[Any], Any]) -> None:
     assert [shard["greedy"] for shard in both] == [one["greedy"]] * 2
 
 
+def test_what_is_drawn_without_a_seed_is_the_same_in_all(shards: list[Any]) -> None:
+    """Each process would draw a seed of its own, and go on with ids of its own."""
+    ids, seed, with_logprobs, other, *choices = shards[0]["tied"]["drawn"]
+    assert (len(ids), len(with_logprobs)) == (9, 9)
+    assert seed != other
+    assert len({*map(tuple, choices)}) > 1
+    assert shards[1]["tied"]["drawn"] == shards[0]["tied"]["drawn"]
+
+
 def test_losses_and_gradients_equal_one_process(pair: tuple[str, list[Any], Any]) -> None:
     """Feature rows 68 and 71: each gradient within 1e-5 of its norm, and the same in both."""
     _, both, one = pair

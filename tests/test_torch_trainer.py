@@ -101,6 +101,21 @@ def test_two_steps_equal_those_of_transformers(folder: Path, tmp_path: Path) -> 
         assert torch.equal(other.get_parameter(name), value)
 
 
+def test_checkpointing_changes_no_number(tmp_path: Path) -> None:
+    """The default of TRL: layers keep what came in, and are computed once more."""
+    module = backend.load(CONFIG, WEIGHTS).as_module()
+    kept = trained(module, tmp_path / "kept")
+    other = backend.load(CONFIG, WEIGHTS).as_module()
+    option = "activation_checkpointing"
+    if not hasattr(transformers.TrainingArguments, option):
+        option = "gradient_checkpointing"
+    assert trained(other, tmp_path / "other", **{option: True}) == kept
+    assert other.is_gradient_checkpointing
+    assert not module.is_gradient_checkpointing
+    for name, value in module.named_parameters():
+        assert torch.equal(other.get_parameter(name), value)
+
+
 def test_mixed_precision_trains(tmp_path: Path) -> None:
     """Feature row 125: parameters stay float32, products are of bfloat16."""
     exact = trained(backend.load(CONFIG, WEIGHTS).as_module(), tmp_path / "exact")

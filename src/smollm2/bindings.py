@@ -51,6 +51,10 @@ class Bindings:
         """Take a mapping, or read a JSON file. Raises ``FormatError`` for one that is broken."""
         if isinstance(given, Mapping):
             return cls._of(given, "bindings")
+        if not isinstance(given, str | Path):
+            raise InputError(
+                f"bindings is {type(given).__name__}: give a mapping, or the path of a JSON file"
+            )
         return cls._of(read_json(Path(given)), str(given))
 
     @classmethod

@@ -9,6 +9,8 @@ there is read by nobody.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,23 +92,24 @@ class Cache:
                 f"the batch was built for {len(table)} rows, but the cache has {self.rows}"
             )
         lengths: list[int] = batch.lengths.tolist()
+        if len(lengths) != len(table):
+            raise CacheError(
+                f"the batch has {len(lengths)} lengths, but {len(table)} rows of pages"
+            )
         longest = max(lengths)
         if longest > table.shape[1] * self.page_size:
             raise CacheError(
                 f"a KV cache of {table.shape[1] * self.page_size} tokens a row is too small for "
                 f"{longest} tokens"
             )
-        rows, positions = batch.rows.tolist(), batch.positions.tolist()
-        if slots_of(rows, positions, table, self.page_size) != batch.slots.tolist():
+        rows, positions, slots = batch.rows.tolist(), batch.positions.tolist(), batch.slots.tolist()
+        starts = _starts(rows, positions, lengths)
+        if slots_of(rows, positions, table, self.page_size) != slots:
             raise CacheError("the slots of the batch are not those of its rows and positions")
-        first: dict[int, int] = {}
-        for row, position in zip(rows, positions, strict=True):
-            first[row] = min(position, first.get(row, position))
         check = self._check_pages if self.layout.paged else self._check_row
-        for row, length in enumerate(lengths):
-            if length > 0:
-                check(batch, row, first.get(row, self.capacity))
-        if self.layout.paged and len(set(batch.slots.tolist())) < len(batch):
+        for row, start in starts.items():
+            check(batch, row, start)
+        if len(set(slots)) < len(slots):
             raise CacheError("two tokens of the batch have the same slot: each needs its own")
         return longest
 
@@ -136,13 +139,31 @@ class Cache:
 
     def advance(self, batch: Batch) -> None:
         """Count the batch's tokens as stored: called once a forward pass is through."""
-        size = self.page_size
-        last: dict[int, int] = {}
+        for page, end in self.ends(batch).items():
+            self._filled[page] = end
+
+    def ends(self, batch: Batch) -> dict[int, int]:
+        """Of each page that a batch writes, the tokens that it holds then."""
+        ends: dict[int, int] = {}
         for slot in batch.slots.tolist():
-            page, offset = divmod(slot, size)
-            last[page] = max(offset, last.get(page, 0))
-        for page, offset in last.items():
-            self._filled[page] = offset + 1
+            page, offset = divmod(slot, self.page_size)
+            ends[page] = max(offset + 1, ends.get(page, 0))
+        return ends
+
+    @contextmanager
+    def forgetting(self, batch: Batch) -> Iterator[None]:
+        """Within it, what a pass gave is used; where that raises, its tokens are not stored.
+
+        Nor is what they were written over, in pages that are used again.
+        """
+        try:
+            yield
+        except BaseException:
+            size = self.page_size
+            for slot in batch.slots.tolist():
+                page, offset = divmod(slot, size)
+                self._filled[page] = min(self._filled[page], offset)
+            raise
 
     def truncate(self, row: int, length: int) -> None:
         """Forget the tokens of a row of a fixed cache from ``length`` on; the storage stays."""
@@ -165,3 +186,27 @@ class Cache:
     def _check_open(self) -> None:
         if self._closed:
             raise CacheError("the KV cache is closed: make a new one with new_cache()")
+
+
+def _starts(rows: list[int], positions: list[int], lengths: list[int]) -> dict[int, int]:
+    """The first position of each row of a batch, whose tokens go from there up to its length.
+
+    Raises ``CacheError`` where they do not; the same token twice is not noticed.
+    """
+    if min(rows) < 0 or max(rows) >= len(lengths):
+        wrong = next(row for row in rows if not 0 <= row < len(lengths))
+        raise CacheError(f"row {wrong} is not in a batch of {len(lengths)} rows")
+    starts: dict[int, int] = {}
+    for row in rows:
+        starts[row] = starts.get(row, lengths[row]) - 1
+    for row, position in zip(rows, positions, strict=True):
+        if not starts[row] <= position < lengths[row]:
+            count, length = lengths[row] - starts[row], lengths[row]
+            raise CacheError(
+                f"row {row} has length {length} and {count} tokens in the batch, but one of them "
+                f"at position {position}: they must fill {starts[row]} … {length - 1}"
+            )
+    if len(starts) + lengths.count(0) < len(lengths):
+        row = next(row for row, length in enumerate(lengths) if length > 0 and row not in starts)
+        raise CacheError(f"row {row} has length {lengths[row]}, but no tokens in the batch")
+    return starts

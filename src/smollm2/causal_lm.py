@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from operator import index
+from typing import Generic, Protocol, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +100,13 @@ class CausalLM(Protocol):
         """Token ids that follow the wanted tokens, one of each of the ``choices``.
 
         Computes where the model does, so that ids come back and not logits. Stores and raises as
-        ``forward`` does, and as ``Sampler.choose`` does.
+        ``forward`` does, and raises as ``Sampler.choose`` does: then nothing is stored either.
+        """
+
+    def agree(self, numbers: list[int]) -> list[int]:
+        """These numbers; where several processes share the model, those of the first one.
+
+        So that all go on with the same seed, though each has drawn one.
         """
 
     def close(self) -> None:
@@ -141,8 +149,15 @@ class LoadedModel(ABC, Generic[C]):
         self, batch: Batch, choices: Sequence[Choice], cache: Cache | None = None
     ) -> list[int]:
         """Token ids that follow the wanted tokens. See ``CausalLM.choose``."""
+        check_choices(batch, choices)
         logits = self.forward(batch, cache)
-        return [choice.of(row) for choice, row in zip(choices, logits, strict=True)]
+        with forgetting(batch, cache):
+            chosen = [choice.of(row) for choice, row in zip(choices, logits, strict=True)]
+        return self.agree(chosen)
+
+    def agree(self, numbers: list[int]) -> list[int]:
+        """These numbers, where one process computes. See ``CausalLM.agree``."""
+        return numbers
 
 
 def dense_traffic(config: Config, size: int) -> Traffic:
@@ -157,23 +172,35 @@ def dense_traffic(config: Config, size: int) -> Traffic:
     return Traffic(weights=size * weights, token=size * stored)
 
 
+def whole_number(name: str, value: object) -> int:
+    """``value`` as an int. Raises ``InputError`` where it is none; True and False are none."""
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        with suppress(TypeError):  # an array of several
+            return index(value)
+    shown = repr(value).partition("\n")[0]
+    raise InputError(f"{name} is {shown:.80}: give a whole number")
+
+
 def fixed_layout(config: Config, rows: int, capacity: int | None) -> Layout:
     """The shape of a fixed cache; ``capacity`` None is the context length.
 
     Raises ``InputError`` where the model cannot fill it, or for a number of rows that cannot be.
     """
     limit = config.max_position_embeddings
-    if capacity is not None and not 1 <= capacity <= limit:
+    rows = whole_number("rows", rows)
+    capacity = limit if capacity is None else whole_number("capacity", capacity)
+    if not 1 <= capacity <= limit:
         raise InputError(f"a capacity of {capacity} tokens is not in 1 … {limit}")
     if rows < 1:
         raise InputError(f"a cache needs at least one row, not {rows}")
     if rows > MAX_ROWS:
         raise InputError(f"a cache of {rows} rows is too large: it has at most {MAX_ROWS}")
-    return Layout(rows, capacity or limit)
+    return Layout(rows, capacity)
 
 
 def paged_layout(pages: int) -> Layout:
     """The shape of a paged cache. Raises ``InputError`` for a number of pages that cannot be."""
+    pages = whole_number("pages", pages)
     if not 2 <= pages <= MAX_ROWS:
         raise InputError(
             f"a paged cache has 2 … {MAX_ROWS} pages, of which page 0 is scratch, not {pages}"
@@ -196,6 +223,22 @@ def check_batch(config: Config, batch: Batch) -> None:
     if wanted and not 0 <= min(wanted) <= max(wanted) < len(ids):
         wrong = next(i for i in wanted if not 0 <= i < len(ids))
         raise InputError(f"token {wrong} is wanted of a batch of {len(ids)} tokens")
+
+
+def check_choices(batch: Batch, choices: Sequence[Choice]) -> None:
+    """Raise ``InputError`` unless each wanted token has a choice."""
+    if len(choices) != len(batch.wanted):
+        raise InputError(
+            f"{len(batch.wanted)} wanted tokens need as many choices, not {len(choices)}"
+        )
+
+
+def forgetting(batch: Batch, cache: Cache | None) -> AbstractContextManager[None]:
+    """What makes ids of a pass's logits, so that a choice that fails can be repeated.
+
+    See ``Cache.forgetting``.
+    """
+    return nullcontext() if cache is None else cache.forgetting(batch)
 
 
 def learned_tokens(config: Config, batch: Batch, targets: Ints) -> NDArray[np.intp]:

@@ -16,7 +16,7 @@
     │   └── ChecksumError              what arrived is not what was asked for
     ├── CacheError                     a KV cache is too small, of other rows, or closed
     ├── NumericsError                  the model produced something that is not a number
-    └── MissingDependencyError         an optional package is not installed
+    └── MissingDependencyError         an optional package is not installed, or too old
 
 A message is one line: it names the thing, the value and the way out. The command line prints
 it after ``error:`` and exits with 1 (2 for a wrong option).
@@ -92,4 +92,4 @@ class NumericsError(SmolLM2Error):
 
 
 class MissingDependencyError(SmolLM2Error):
-    """An optional package is needed and not installed."""
+    """An optional package is needed and not installed, or too old."""

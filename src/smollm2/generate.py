@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -71,7 +72,7 @@ def load(
     Raises ``ModelNotFoundError``, ``DownloadError``, ``FormatError``, ``ConfigError``,
     ``CheckpointError`` or, for a backend that is not here, ``MissingDependencyError``.
     """
-    backend = backend or default_backend()
+    backend = default_backend() if backend is None else backend
     chosen = get_backend(backend)
     progress = progress or registry.LineProgress()
     if backend == "native" and options.get("quant") is None and bindings is None:
@@ -234,10 +235,17 @@ class SmolLM2:
         return Request(
             prompt=prompt,
             prompt_ids=tuple(ids),
-            params=params.with_seed(rng),
+            params=self._seeded(params, rng),
             max_tokens=min(DEFAULT_MAX_TOKENS, room) if wanted is None else wanted,
             stop_ids=stops if params.ignore_eos else stops | self.stop_ids,
         )
+
+    def _seeded(self, params: SamplingParams, rng: np.random.Generator | None) -> SamplingParams:
+        """With a seed, the same in all processes that share the model."""
+        if params.seed is not None:
+            return params
+        (seed,) = self.lm.agree([params.with_seed(rng).seed or 0])
+        return replace(params, seed=seed)
 
     def encode(self, prompt: Prompt, *, allow_special: bool = False) -> list[int]:
         """Token ids of a prompt. Raises ``InputError`` where there are none, or wrong ones."""

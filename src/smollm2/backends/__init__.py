@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection
 from importlib import import_module
@@ -17,8 +18,8 @@ from smollm2.weights import Weights
 BACKENDS = {name: f"smollm2.backends.{name}" for name in ("native", "numpy", "torch", "jax")}
 """Names that ``load(backend=…)`` knows, and the modules that hold them."""
 
-_FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX"}
-"""What a backend of this name needs, which is an extra of this package of the same name."""
+_FRAMEWORKS = {"torch": ("PyTorch", (2, 9)), "jax": ("JAX", (0, 6))}
+"""What a backend of this name needs, from which version on: an extra of the same name has it."""
 
 
 class BackendOptions(TypedDict, total=False):
@@ -83,20 +84,44 @@ def get_backend(name: str) -> Backend:
     """The backend of this name, imported now.
 
     Raises ``InputError`` for an unknown name, and ``MissingDependencyError`` where the native
-    backend's extension or the framework of another is missing.
+    backend's extension or the framework of another is missing, or too old.
     """
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         raise InputError(f"no backend named {name!r}: choose from {', '.join(BACKENDS)}")
     if name == "native" and (why := missing()):
         raise MissingDependencyError(
             f"backend='native' needs the extension of this package, which is not here ({why}): "
             "install smollm2 again where a C++ compiler is, or give backend='numpy'"
         )
-    if name in _FRAMEWORKS and find_spec(name) is None:
-        raise MissingDependencyError(
-            f"backend={name!r} needs {_FRAMEWORKS[name]}, which is not installed: "
-            f"pip install 'smollm2[{name}]'"
-        )
+    if name in _FRAMEWORKS:
+        check_framework(name, f"backend={name!r}", extra=name)
     module: Any = import_module(BACKENDS[name])
     backend: Backend = module.backend
     return backend
+
+
+def check_framework(name: str, what: str, *, extra: str) -> None:
+    """Raise ``MissingDependencyError`` where ``what`` cannot use torch or jax as it is here."""
+    title, least = _FRAMEWORKS[name]
+    if find_spec(name) is None:
+        problem = f"{title}, which is not installed"
+    elif (found := _version(name)) is not None and _numbers(found) < least:
+        problem = f"{title} {'.'.join(map(str, least))} or later, but {found} is installed"
+    else:
+        return
+    raise MissingDependencyError(f"{what} needs {problem}: pip install 'smollm2[{extra}]'")
+
+
+def _version(name: str) -> str | None:
+    """The version of a package, None where nothing says it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version: (2, 10) of 2.10.0a0+git1234."""
+    return tuple(int(number) for number in re.findall("[0-9]+", version)[:2])

@@ -28,7 +28,8 @@ class Group:
     """N sequences that attend side by side. A query sees the keys of its sequence up to its place.
 
     - ``queries`` [N, Q]: tokens of the batch; in padded places token 0, whose result is not read
-    - ``keys`` [N, S]: slots of the cache or, without one, tokens of the batch; padded with 0
+    - ``keys`` [N, S]: slots of the cache or, without one, tokens of the batch; padded with the
+      first, since what a mask hides may be NaN in another sequence, and is multiplied all the same
     - ``query_positions`` [N, Q], ``key_positions`` [N, S]: key s is visible to query q where
       ``key_positions[n, s] <= query_positions[n, q]``; a padded key is at ``NEVER``
     - ``causal``: the keys are the queries, in rising order, none padded: plain causal attention
@@ -125,6 +126,7 @@ def _group(
     for row, sequence in enumerate(sequences):
         group.queries[row, : len(sequence.tokens)] = sequence.tokens
         group.query_positions[row, : len(sequence.tokens)] = sequence.positions
+        group.keys[row] = sequence.keys[0]
         group.keys[row, : len(sequence.keys)] = sequence.keys
         group.key_positions[row, : len(sequence.keys)] = sequence.key_positions
     return group

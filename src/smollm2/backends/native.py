@@ -253,6 +253,7 @@ class NativeBackend:
         threads: int | None = None,
         kv: str | None = None,
         mmap: bool = True,
+        **others: object,
     ) -> NativeModel:
         """Pack the weights, or take those of a .smol file as they lie in it.
 
@@ -266,9 +267,12 @@ class NativeBackend:
         Raises ``InputError`` for an unknown option or SMOLLM2_ISA, and ``CheckpointError`` for
         weights that cannot be quantized.
         """
+        for name in others:
+            raise InputError(f"the native backend has no option {name}: leave it out")
         _check_choice("quant", quant, QUANTS)
         _check_choice("kv", kv, KV_KINDS)
-        if threads is not None and threads not in range(1, _MAX_THREADS + 1):
+        possible = isinstance(threads, int) and 1 <= threads <= _MAX_THREADS
+        if threads is not None and not possible:
             raise InputError(f"threads={threads!r} is not in 1 … {_MAX_THREADS}")
         if config.head_dim > 256:
             raise InputError(f"a head_dim of {config.head_dim} is over 256: use backend='numpy'")

@@ -65,8 +65,11 @@ def bench(
     """Measure how fast a model reads and writes: prefill and decode.
 
     Bytes read and 8-bit products a second stand beside what the machine reaches at most, in the
-    same run. Several depths and batches are combined. Nothing is sampled. With --backend torch or
-    jax there are also --device, --dtype, --compile and --numerics.
+    same run. Several depths and batches are combined. Nothing is sampled.
+
+    --quant, --threads and --kv are of native. With --backend torch or jax there are --device: cpu,
+    cuda (torch) or gpu (jax); --dtype: float32, bfloat16 or float16; --numerics: exact or fast;
+    --compile: inductor or cudagraphs (torch), xla (jax).
 
     Example: smollm2 bench --depth 0,4096 --batch 1,8
     """
@@ -74,7 +77,7 @@ def bench(
     from smollm2.bench import Workload, measure, peak_memory, probe, read_first_prompt
 
     terminal = Terminal(no_color=no_color)
-    backend = computing.backend or default_backend()
+    backend = default_backend() if computing.backend is None else computing.backend
     try:
         works = [
             Workload(prompt=prompt, decode=decode, depth=each, batch=rows, repeats=repeats)

@@ -40,7 +40,8 @@ def chat(
 ) -> None:
     """Talk with a model. Each line of a pipe is a turn.
 
-    What computes is told as in bench: --backend, --quant, --threads, --kv.
+    What computes is told as in bench: --backend, --quant, --threads, --kv; of torch and jax,
+    --device, --dtype, --compile, --numerics.
 
     Example: smollm2 chat --system "You answer in one sentence."
     """

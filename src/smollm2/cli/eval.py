@@ -54,7 +54,8 @@ def eval_(
 
     Perplexity, mean KL divergence in nats, and how often both find the same token likeliest. A
     kind that changes perplexity by more than 5 % is warned of. Several kinds take 0.2 GB of
-    temporary space a window, for what float32 says of it.
+    temporary space a window, for what float32 says of it. What computes is told as in bench, with
+    --device, --dtype, --compile and --numerics of torch and jax.
 
     Example: smollm2 eval --text book.txt --quant q8 --quant q4
     """

@@ -64,7 +64,8 @@ def run(
 
     With --chat the prompt is a question, and the text is the answer.
 
-    What computes is told as in bench: --backend, --quant, --threads, --kv.
+    What computes is told as in bench: --backend, --quant, --threads, --kv; of torch and jax,
+    --device, --dtype, --compile, --numerics.
 
     Example: smollm2 run "The capital of France is" -n 20
     """

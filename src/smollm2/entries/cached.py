@@ -20,6 +20,7 @@ from smollm2.entries.guards import (
     check_decode,
     check_lengths,
     check_paged_decode,
+    check_paged_rows,
     check_prefill,
     check_rows,
     check_segments,
@@ -155,6 +156,7 @@ def prefill_paged(
     ``last[m]``; -1: there is none. Padding has a slot in page 0 (below 64).
     """
     arrays = checked("prefill_paged", cache, tokens, positions, rows, slots, last, table)
+    check_paged_rows(cache.page_size, arrays[2], arrays[3], arrays[5])
     return _logits(lm, builders.prefill_paged(np, cache.page_size, *arrays), cache)
 
 
@@ -188,6 +190,7 @@ def step_paged(
     """
     inputs = (tokens, positions, rows, slots, last, step_tokens, step_positions, table)
     arrays = checked("step_paged", cache, *inputs)
+    check_paged_rows(cache.page_size, arrays[2], arrays[3], arrays[7])
     check_paged_decode(cache.page_size, arrays[6], arrays[7])
     return _logits(lm, builders.step_paged(np, cache.page_size, *arrays), cache)
 

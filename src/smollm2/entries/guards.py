@@ -78,6 +78,13 @@ def check_paged_decode(page_size: int, positions: Ints, table: Ints) -> None:
             )
 
 
+def check_paged_rows(page_size: int, rows: Ints, slots: Ints, table: Ints) -> None:
+    """Raise ``InputError`` for rows of tokens that the page table does not have."""
+    outside = rows[(slots >= page_size) & ((rows < 0) | (rows >= len(table)))]
+    if len(outside) > 0:
+        raise InputError(f"row {outside[0]} is not in a page table of {len(table)} rows")
+
+
 def check_lengths(lengths: Ints, size: int) -> None:
     """Raise ``InputError`` for lengths of prompts that are not in 0 … ``size``."""
     for number, length in enumerate(lengths.tolist()):

@@ -31,10 +31,10 @@ def checked(name: str, cache: Cache | None, *values: IntsLike) -> list[Ints]:
     """
     entry = ENTRIES[name]
     sizes: dict[str, int] = {}
-    if cache is not None:
-        _check_kind(entry, cache)
-        if not cache.layout.paged:
-            sizes["Batch"] = cache.rows
+    if entry.cache is not None:
+        given = _checked_kind(entry, cache)
+        if not given.layout.paged:
+            sizes["Batch"] = given.rows
     return [
         _fitting(entry, item, integers(item.name, value), sizes)
         for item, value in zip(entry.inputs, values, strict=False)
@@ -47,6 +47,9 @@ def integers(name: str, value: object) -> Ints:
         array = np.asarray(value)
     except ValueError:
         raise InputError(f"{name} must be integers, in rows of one length") from None
+    if array.dtype == object:  # None among them, or a number beyond 64 bits
+        found = (type(each).__name__ for each in array.flat if not isinstance(each, int))
+        raise InputError(f"{name} must be integers of 32 bits, not {next(found, 'larger ones')}")
     if array.dtype.kind not in "iub" and array.size > 0:
         raise InputError(f"{name} must be integers, not {array.dtype}")
     if array.size and not _LIMITS.min <= int(array.min()) <= int(array.max()) <= _LIMITS.max:
@@ -55,22 +58,32 @@ def integers(name: str, value: object) -> Ints:
 
 
 def floats(name: str, value: FloatsLike, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """``value`` as an array of float32. Raises ``InputError`` for another shape or dtype."""
+    """``value`` as an array of float32. Raises ``InputError`` for another shape, and no numbers."""
     try:
-        array = np.asarray(value, dtype=np.float32)
-    except (ValueError, TypeError):
-        raise InputError(f"{name} must be numbers [{shape[0]}]") from None
+        given = np.asarray(value)
+    except ValueError:
+        raise InputError(f"{name} must be numbers [{shape[0]}], in one row") from None
+    if given.dtype.kind not in "iubf" and given.size > 0:
+        raise InputError(f"{name} must be numbers [{shape[0]}], not {given.dtype}")
+    with np.errstate(over="ignore"):
+        array = given.astype(np.float32)
+    if not np.isfinite(array).all():
+        raise InputError(f"{name} must be finite numbers of 32 bits")
     if array.shape != shape:
         raise InputError(f"{name} has shape {list(array.shape)}, but must have {list(shape)}")
     return array
 
 
-def _check_kind(entry: Entry, cache: Cache) -> None:
-    kind = "paged" if cache.layout.paged else "fixed"
-    if entry.cache is not None and kind != entry.cache:
-        raise CacheError(
-            f"{entry.name} needs a {entry.cache} cache, not a {kind} one: {_OTHER[entry.cache]}"
-        )
+def _checked_kind(entry: Entry, cache: object) -> Cache:
+    assert entry.cache is not None
+    found = type(cache).__name__
+    if isinstance(cache, Cache):
+        found = "a paged one" if cache.layout.paged else "a fixed one"
+        if cache.layout.paged == (entry.cache == "paged"):
+            return cache
+    raise CacheError(
+        f"{entry.name} needs a {entry.cache} cache, not {found}: {_OTHER[entry.cache]}"
+    )
 
 
 def _fitting(entry: Entry, item: Input, array: Ints, sizes: dict[str, int]) -> Ints:
@@ -109,8 +122,8 @@ def mask_of(value: IntsLike | None, tokens: Ints, pos: Ints) -> tuple[Ints | Non
     if value is None:
         return None, starts
     mask = integers("attention_mask", value)
-    past = mask.shape[1] - size if mask.ndim == 2 else -1
-    if len(mask) != rows or past < 0 or (past > 0 and (starts != past).any()):
+    past = mask.shape[1] - size if mask.ndim == 2 and len(mask) == rows else -1
+    if past < 0 or (past > 0 and (starts != past).any()):
         raise InputError(
             f"attention_mask has shape {list(mask.shape)}, but tokens {list(tokens.shape)} need "
             f"[{rows}, {size}], or [{rows}, pos + {size}] with what is stored"

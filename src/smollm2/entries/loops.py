@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 
 import numpy as np
 
@@ -45,6 +45,7 @@ def sample(
     ``smollm2.sampling.draw``): so a row gives what it gives alone, on every backend. Raises
     ``InputError`` for a key that is no seed and a temperature below 0.
     """
+    checked("sample", cache, token, pos)
     first = SamplingParams(seed=key, temperature=temperature)
     rows = [
         SamplingParams(seed=((first.seed or 0) + row) % _SEEDS, temperature=first.temperature)
@@ -66,7 +67,7 @@ def generate_until(
     Returns ids [Batch, N] and how many are each row's own [Batch], its ``eos`` included; zeros come
     after those. N is the largest count, ``max_new`` at most. A row that has ended is fed no more.
     """
-    stops = integers("eos", [*eos] if isinstance(eos, Collection) else [eos])
+    stops = integers("eos", [*eos] if isinstance(eos, Set) else eos)
     steps = list(_steps(lm, cache, ("generate_until", token, pos), max_new, [_GREEDY], stops))
     ids = np.zeros((cache.rows, len(steps)), np.int32)
     counts = np.zeros(cache.rows, np.int32)
@@ -102,8 +103,9 @@ def _steps(
     """
     ids, pos = checked(call[0], cache, *call[1:])
     starts = per_row(pos, cache.rows)
-    if count < 0:
-        raise InputError(f"{call[0]} cannot take {count} steps")
+    given = integers("the number of steps", count)
+    if given.ndim > 0 or given < 0:
+        raise InputError(f"{call[0]} cannot take {given.tolist()!s:.80} steps: give one number")
     going = np.ones(cache.rows, bool)
     check_decode(cache, starts, going)
     check_room(cache, starts, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from math import prod
 from typing import Any
 
 from smollm2.cache import PAGE_SIZE
+from smollm2.causal_lm import whole_number
 from smollm2.config import Config
 from smollm2.entries.builders import Array, Tokens
 from smollm2.entries.rectangles import Rectangle, rectangles
@@ -66,6 +68,33 @@ class Bound:
         """How many passes one call makes."""
         return self.result[1] if self.entry.output == "ids" else 1
 
+    @property
+    def cache_names(self) -> tuple[str, ...]:
+        """Names of the cache as a graph takes it: keys and values of each layer."""
+        layers = range(self.config.num_hidden_layers if self.entry.cache is not None else 0)
+        return tuple(f"cache_{part}.{layer}" for layer in layers for part in ("keys", "values"))
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """The shape of each of these: slots, kv heads, head size."""
+        return self.slots, self.config.num_key_value_heads, self.config.head_dim
+
+    @property
+    def result_names(self) -> tuple[str, ...]:
+        """Names of what a graph gives."""
+        counts = ["counts"] if self.entry.name == "generate_until" else []
+        return (self.entry.output, *counts, *(f"new_{name}" for name in self.cache_names))
+
+    def facts(self, dtype: str) -> dict[str, str]:
+        """What a file says of the graph in it, with weights of this dtype."""
+        return {
+            "smollm2.entry": self.entry.name,
+            "smollm2.signature": self.entry.signature,
+            "smollm2.sizes": json.dumps(dict(self.sizes)),
+            "smollm2.dtype": dtype,
+            "smollm2.config": json.dumps(self.config.to_dict()),
+        }
+
     def tokens(self, xp: Any, arrays: Iterable[Array]) -> Tokens:
         """The tokens of a pass; ``arrays`` are the first inputs, those of the builder."""
         return self.entry.build(xp, self.page_size, *arrays)
@@ -93,15 +122,18 @@ def bind(name: str, config: Config, sizes: Mapping[str, int]) -> Bound:
     """
     entry = ENTRIES.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name, ENTRIES, n=1)
+        near = difflib.get_close_matches(str(name), ENTRIES, n=1)
         hint = f"did you mean {near[0]}? There are " if near else "choose from "
         raise InputError(f"no entry named {name!r:.80}: {hint}{', '.join(ENTRIES)}")
     known: dict[str, int] = {}
     for symbol, size in sizes.items():
         own = _own_symbol(entry, symbol)
         if own in known:
-            raise InputError(f"{symbol} is {own} of entry {name}, which is given twice")
-        known[own] = size
+            other = next(each for each in sizes if _own_symbol(entry, each) == own)
+            raise InputError(
+                f"{other} and {symbol} both are {own} of entry {name}: give one of them"
+            )
+        known[own] = whole_number(symbol, size)
     if "MaxSeq" in entry.symbols:
         known.setdefault("MaxSeq", config.max_position_embeddings)
     entry.shapes(known)

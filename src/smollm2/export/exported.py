@@ -10,7 +10,7 @@ from typing import Protocol
 
 from smollm2.errors import InputError
 
-_SUFFIXES = (".smol", ".gguf", ".safetensors", ".onnx")
+_SUFFIXES = (".smol", ".gguf", ".safetensors", ".onnx", ".mlir", ".mlirbc")
 
 
 class Tensor(Protocol):
@@ -93,5 +93,7 @@ def check_free(path: Path, suffix: str, *, force: bool) -> None:
         raise InputError(f"{path}: is no regular file: give another name")
     if path.suffix != suffix and path.suffix in _SUFFIXES:
         raise InputError(f"{path}: is the name of another format: give one that ends in {suffix}")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}: make it first")
     if path.exists() and not force:
         raise InputError(f"{path}: exists: give another name, or --force to replace it")

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - everybody calls it so
 from torch import Tensor, nn
 
 from smollm2.backends.rotary import frequencies
+from smollm2.backends.torch.module import place
 from smollm2.backends.torch.ops import TorchOps, attention
 from smollm2.backends.torch.sampling import mix, noise
 from smollm2.causal_lm import NO_TARGET
@@ -47,6 +49,10 @@ class _Plan:
 
 class _GraphOps(TorchOps):
     """Torch's operations, over rectangles and a cache that is passed on."""
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Nothing that is for one device."""
+        return F.linear(x, weight)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, plan: Any) -> Tensor:
         """Attention of each rectangle over tokens of the pass, or over what is stored."""
@@ -103,7 +109,7 @@ class EntryGraph(nn.Module):
         self._frequencies = torch.from_numpy(frequencies(bound.config))
         self._names = weights.map(lambda name, _: name)
         for name, weight in weights.items():
-            _register(self, name, nn.Parameter(weight, requires_grad=False))
+            place(self, name, nn.Parameter(weight, requires_grad=False))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """One call of the entry."""
@@ -186,16 +192,6 @@ class EntryGraph(nn.Module):
             ids = chosen[:, None]
         results = [torch.stack(columns, 1).int()]
         return [*results, counts.int()] if "eos" in arrays else results
-
-
-def _register(module: nn.Module, name: str, weight: nn.Parameter) -> None:
-    """Add a parameter under a name with dots."""
-    *path, last = name.split(".")
-    for part in path:
-        if not hasattr(module, part):
-            module.add_module(part, nn.Module())
-        module = module.get_submodule(part)
-    module.register_parameter(last, weight)
 
 
 def _kept(plan: _Plan, rows: Tensor) -> Tensor:

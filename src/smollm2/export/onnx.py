@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from smollm2.backends import check_framework
 from smollm2.checkpoint import Checkpoint, state_of
 from smollm2.errors import CheckpointError, InputError, MissingDependencyError
 from smollm2.export.binding import Bound, bind
@@ -59,8 +59,10 @@ def export_onnx(
     gives ``counts`` too, are steps of decode one after the other, and the file grows with each.
 
     Nothing is checked when a graph runs: positions must continue what is stored, as the entries of
-    this package ask for. Weights are in the file, or beside it in ``<path>.data`` where they take
-    more than 2 GB. Metadata say the entry, its sizes and the config. ``say`` is told of each stage.
+    this package ask for. All of the cache takes part in each step, with a weight of 0 behind what a
+    row holds: what was NaN there has to be made 0 before the row is used again. Weights are in the
+    file, or beside it in ``<path>.data`` where they take more than 2 GB. Metadata say the entry,
+    its sizes and the config. ``say`` is told of each stage.
 
     Raises ``InputError`` for an unknown entry or dtype, sizes that do not fit the entry or the
     model, and a file that exists (unless ``force``), ``CheckpointError`` for weights that do not
@@ -73,13 +75,14 @@ def export_onnx(
         raise InputError(f"dtype is {dtype!r:.80}: it must be one of {', '.join(ONNX_DTYPES)}")
     bound = bind(entry, checkpoint.config, sizes)
     check_onnx(path, force=force)
-    require(torch="PyTorch", onnx="onnx", onnxscript="onnxscript")
+    check_framework("torch", "this export", extra="export")
+    require(onnx="onnx", onnxscript="onnxscript")
     shapes = {spec.name: spec.shape for spec in state_of(checkpoint.weights).descriptor}
     if shapes != checkpoint.config.shapes:
         raise CheckpointError("the weights have other names or shapes than the config asks for")
     say(f"tracing {entry}")
     program = _program(checkpoint, bound, dtype)
-    program.model.metadata_props.update(_metadata(bound, dtype))
+    program.model.metadata_props.update(bound.facts(dtype))
     say(f"writing {path.name}")
     nbytes = _write(program, path, external=_nbytes(shapes, dtype) > SINGLE_FILE, say=say)
     return Exported(
@@ -96,8 +99,6 @@ def export_onnx(
 def check_onnx(path: Path, *, force: bool) -> None:
     """Raise ``InputError`` where the file, or that of its weights, may not be written."""
     check_free(path, SUFFIX, force=force)
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}: make it first")
     data = _data_file(path)
     if data.exists() and not force:
         raise InputError(f"{data}: exists: give another name, or --force to replace it")
@@ -123,14 +124,12 @@ def _program(checkpoint: Checkpoint, bound: Bound, dtype: str) -> ONNXProgram:
     model = TorchBackend().load(checkpoint.config, checkpoint.weights, dtype=dtype)
     graph = EntryGraph(bound, model.weights)
     examples = _examples(bound, model.dtype)
-    results = [bound.entry.output, *(["counts"] if bound.entry.name == "generate_until" else [])]
-    caches = [name for name in examples if name.startswith("cache_")]
-    with _quiet(), torch.enable_grad():  # without, products would be those for inference on CPUs
+    with _quiet():
         traced = torch.export.export(graph, tuple(examples.values()))
         program = torch.onnx.export(
             traced,
             input_names=[*examples],
-            output_names=[*results, *(f"new_{name}" for name in caches)],
+            output_names=bound.result_names,
             opset_version=OPSET,
             dynamo=True,
             verbose=False,
@@ -147,18 +146,13 @@ def _examples(bound: Bound, dtype: Any) -> dict[str, Tensor]:
     """An input of each shape; values do not matter."""
     import torch
 
-    inputs = {
-        item.name: torch.zeros(bound.inputs[item.name], dtype=getattr(torch, item.dtype))
-        for item in bound.entry.inputs
+    return {
+        **{
+            item.name: torch.zeros(bound.inputs[item.name], dtype=getattr(torch, item.dtype))
+            for item in bound.entry.inputs
+        },
+        **{name: torch.zeros(bound.cache_shape, dtype=dtype) for name in bound.cache_names},
     }
-    if bound.entry.cache is None:
-        return inputs
-    config = bound.config
-    shape = bound.slots, config.num_key_value_heads, config.head_dim
-    for layer in range(config.num_hidden_layers):
-        inputs[f"cache_keys.{layer}"] = torch.zeros(shape, dtype=dtype)
-        inputs[f"cache_values.{layer}"] = torch.zeros(shape, dtype=dtype)
-    return inputs
 
 
 @contextmanager
@@ -175,23 +169,16 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _metadata(bound: Bound, dtype: str) -> dict[str, str]:
-    return {
-        "smollm2.entry": bound.entry.name,
-        "smollm2.signature": bound.entry.signature,
-        "smollm2.sizes": json.dumps(dict(bound.sizes)),
-        "smollm2.dtype": dtype,
-        "smollm2.config": json.dumps(bound.config.to_dict()),
-    }
-
-
 def _write(
     program: ONNXProgram, path: Path, *, external: bool, say: Callable[[str], object]
 ) -> int:
     """Write the file in a folder beside its place, check it there, and move it; returns bytes."""
     import onnx
 
-    with TemporaryDirectory(prefix=".", suffix=".tmp", dir=path.parent) as folder:
+    with (
+        _naming(path),
+        TemporaryDirectory(prefix=".", suffix=".tmp", dir=path.parent) as folder,
+    ):
         written = Path(folder) / path.name
         program.save(written, external_data=external)
         say(f"checking {path.name}")
@@ -205,6 +192,17 @@ def _write(
     if not external:
         _data_file(path).unlink(missing_ok=True)
     return nbytes
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Have what the system says of its files name this one: a full disk, a folder of others."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
 
 
 def _data_file(path: Path) -> Path:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from smollm2.backends import check_framework
 from smollm2.checkpoint import Checkpoint
-from smollm2.errors import InputError, MissingDependencyError
+from smollm2.errors import InputError
 from smollm2.export.binding import Bound, bind
 from smollm2.export.exported import Exported, check_free
 from smollm2.files import atomic_write
@@ -59,10 +58,7 @@ def export_stablehlo(
         raise InputError(f"dtype is {dtype!r:.80}: it must be one of {', '.join(STABLEHLO_DTYPES)}")
     bound = bind(entry, checkpoint.config, sizes)
     check_stablehlo(path, force=force)
-    if find_spec("jax") is None:
-        raise MissingDependencyError(
-            "this export needs JAX, which is not installed: pip install 'smollm2[export]'"
-        )
+    check_framework("jax", "this export", extra="export")
     say(f"tracing {entry}")
     module = _module(bound, dtype)
     data = _bytecode(module) if path.suffix == BYTECODE else str(module).encode()
@@ -84,7 +80,7 @@ def _module(bound: Bound, dtype: str) -> Any:
     from jax.extend.mlir import ir
     from jax.extend.mlir.dialects import stablehlo
 
-    from smollm2.export.traced import arguments, flat, results
+    from smollm2.export.traced import arguments, flat
 
     def named(names: Iterable[str]) -> ir.ArrayAttr:
         each = [ir.DictAttr.get({"smollm2.name": ir.StringAttr.get(name)}) for name in names]
@@ -98,20 +94,10 @@ def _module(bound: Bound, dtype: str) -> Any:
         module = ir.Module.parse(str(module))  # which prints no places in files
         main = ir.SymbolTable(module.operation)["main"]
         main.attributes["arg_attrs"] = named(taken)
-        main.attributes["res_attrs"] = named(results(bound))
-        for key, value in _facts(bound, dtype).items():
-            module.operation.attributes[f"smollm2.{key}"] = ir.StringAttr.get(value)
+        main.attributes["res_attrs"] = named(bound.result_names)
+        for key, value in bound.facts(dtype).items():
+            module.operation.attributes[key] = ir.StringAttr.get(value)
     return module
-
-
-def _facts(bound: Bound, dtype: str) -> dict[str, str]:
-    return {
-        "entry": bound.entry.name,
-        "signature": bound.entry.signature,
-        "sizes": json.dumps(dict(bound.sizes)),
-        "dtype": dtype,
-        "config": json.dumps(bound.config.to_dict()),
-    }
 
 
 def _bytecode(module: Any) -> bytes:

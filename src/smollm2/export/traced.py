@@ -189,7 +189,7 @@ def flat(bound: Bound) -> Callable[..., tuple[jax.Array, ...]]:
 
     def main(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         named = dict(zip(arguments(bound), arrays, strict=True))
-        stored = [array for name, array in named.items() if name.startswith("cache_")]
+        stored = [named[name] for name in bound.cache_names]
         weights = Weights.build(
             named.__getitem__,
             num_layers=bound.config.num_hidden_layers,
@@ -207,21 +207,8 @@ def flat(bound: Bound) -> Callable[..., tuple[jax.Array, ...]]:
 
 def arguments(bound: Bound, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStruct]:
     """What ``flat`` takes: the inputs, the cache, and the weights in file order."""
-    config = bound.config
-    slots = bound.slots, config.num_key_value_heads, config.head_dim
     return {
         **{item.name: _shaped(bound.inputs[item.name], item.dtype) for item in bound.entry.inputs},
-        **{name: _shaped(slots, dtype) for name in _caches(bound)},
-        **{name: _shaped(shape, dtype) for name, shape in config.shapes.items()},
+        **{name: _shaped(bound.cache_shape, dtype) for name in bound.cache_names},
+        **{name: _shaped(shape, dtype) for name, shape in bound.config.shapes.items()},
     }
-
-
-def results(bound: Bound) -> list[str]:
-    """Names of what ``flat`` gives."""
-    counts = ["counts"] if bound.entry.name == "generate_until" else []
-    return [bound.entry.output, *counts, *(f"new_{name}" for name in _caches(bound))]
-
-
-def _caches(bound: Bound) -> list[str]:
-    layers = range(bound.config.num_hidden_layers if bound.entry.cache is not None else 0)
-    return [f"cache_{part}.{layer}" for layer in layers for part in ("keys", "values")]

@@ -26,6 +26,7 @@ from smollm2.causal_lm import (
     LoadedModel,
     Traffic,
     check_batch,
+    check_choices,
     checked_cache,
     dense_traffic,
     learned_tokens,
@@ -113,8 +114,7 @@ class JaxModel(LoadedModel[JaxCache]):
         self, batch: Batch, choices: Sequence[Choice], cache: Cache | None = None
     ) -> list[int]:
         """Token ids that follow, chosen on the device. See ``CausalLM.choose``."""
-        if len(choices) != len(batch.wanted):
-            raise InputError(f"{len(batch.wanted)} wanted tokens need as many choices")
+        check_choices(batch, choices)
         return self._run("logits", batch, cache, lambda logits: sampling.choose(logits, choices))
 
     def _wanted(self, output: Output, batch: Batch, cache: Cache | None) -> Floats:

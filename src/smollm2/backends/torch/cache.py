@@ -16,7 +16,8 @@ class TorchCache(Cache):
     """``stored``: keys (after RoPE) and values of each layer, [pages, room, K, D].
 
     ``room`` follows the longest row of a fixed cache, not its capacity; in a paged one it is a
-    whole page from the first batch on.
+    whole page from the first batch on. Behind what the rows of a batch hold are zeros: a mask hides
+    that, but it is multiplied all the same, and what was there may be NaN.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class TorchCache(Cache):
         super().__init__(layout)
         empty = torch.empty((layout.pages, 0, heads, size), dtype=dtype, device=device)
         self.stored = [(empty, empty)] * layers
+        self._written = [0] * layout.pages  # behind which a page is zeros
 
     @property
     def room(self) -> int:
@@ -51,6 +53,16 @@ class TorchCache(Cache):
             room = max(needed, 2 * self.room)
             room = min(-(-room // GRANULE) * GRANULE, self.page_size)
             self.stored = [(_grown(key, room), _grown(value, room)) for key, value in self.stored]
+        for page, end in self.ends(batch).items():
+            if self._written[page] > end:
+                self._clear(page, end, self._written[page])
+            self._written[page] = end
+
+    def _clear(self, page: int, start: int, end: int) -> None:
+        with torch.inference_mode():  # or what was made in it could not be written
+            for key, value in self.stored:
+                key[page, start:end] = 0
+                value[page, start:end] = 0
 
     def places(self, slots: Ints) -> Ints:
         """Where in the storage, its pages laid end to end, these slots of the cache are."""
@@ -66,7 +78,7 @@ class TorchCache(Cache):
 
 
 def _grown(stored: Tensor, room: int) -> Tensor:
-    """More room, zeros: what a mask hides is multiplied all the same, and memory may hold NaN."""
+    """More room, zeros."""
     pages, used, heads, size = stored.shape
     grown = stored.new_zeros((pages, room, heads, size))
     grown[:, :used] = stored

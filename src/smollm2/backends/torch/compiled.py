@@ -54,7 +54,8 @@ class CompiledOps(TorchOps):
         x, cos, sin = (_of_any_length(tensor) for tensor in (x, plan.cos, plan.sin))
         for layer, weights in enumerate(blocks):
             stored = plan.stored and plan.stored[layer : layer + 1]
-            x = self._block(x, weights, 0, replace(plan, cos=cos, sin=sin, stored=stored))
+            compiled = self.recomputed(self._block, layer)
+            x = compiled(x, weights, 0, replace(plan, cos=cos, sin=sin, stored=stored))
         return x
 
 

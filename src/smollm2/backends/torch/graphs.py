@@ -83,12 +83,12 @@ class Graphs:
 
     def _capture(self, run: Run, form: Form, numbers: Tensor, cache: TorchCache) -> _Captured:
         """A step as a graph. Running it writes the batch's keys, once more each time."""
-        self._planner.reserve(self._context_length)
+        angles = self._planner.reserve(self._context_length)
         static = numbers.to(cache.stored[0][0].device)
         for _ in range(WARMUPS):
-            run(self._planner.read(form, static, cache))
+            run(self._planner.read(form, static, angles, cache))
         torch.cuda.synchronize(static.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            result = run(self._planner.read(form, static, cache))
+            result = run(self._planner.read(form, static, angles, cache))
         return _Captured(graph, static, result)

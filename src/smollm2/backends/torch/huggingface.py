@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from smollm2.backends.torch.ops import TorchOps
 from smollm2.config import Config
+from smollm2.errors import InputError
 from smollm2.files import write_json
 from smollm2.formats.tensorfile import DENSE_DTYPES
 from smollm2.model import head_of
@@ -50,10 +53,12 @@ class HuggingFaceModule(nn.Module):
     loss_type = "ForCausalLM"
     """Says that labels are shifted by ``forward``, so that only those that are learned count."""
 
+    supports_gradient_checkpointing = True
+
     def __init__(self, architecture: Config, ops: TorchOps) -> None:
         super().__init__()
         self.architecture = architecture
-        self._ops = ops
+        self._ops = copy(ops)  # of its own, for what is switched here
 
     @property
     @abstractmethod
@@ -86,6 +91,42 @@ class HuggingFaceModule(nn.Module):
         return lambda *arguments, **options: SimpleNamespace(
             last_hidden_state=self.hidden_states(*arguments, **options)
         )
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether layers are computed once more in the backward pass."""
+        return self._ops.recompute_every > 0
+
+    def gradient_checkpointing_enable(
+        self,
+        gradient_checkpointing_kwargs: Mapping[str, object] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """Keep of every ``every_n_layers``-th layer only what came in, and compute it once more.
+
+        Of the options for torch's function none is looked at: gradients do not depend on them.
+        Raises ``InputError`` for ``offload``, which would need a GPU's streams.
+        """
+        if offload or every_n_layers < 1:
+            raise InputError(
+                f"checkpointing has no every_n_layers={every_n_layers} with offload={offload}: "
+                "give every_n_layers from 1 on, and leave offload out"
+            )
+        self._ops.recompute_every = every_n_layers
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Keep all that the backward pass needs."""
+        self._ops.recompute_every = 0
+
+    def activation_checkpointing_enable(
+        self, activation_checkpointing_kwargs: Mapping[str, object] | None = None, **options: Any
+    ) -> None:
+        """What transformers calls ``gradient_checkpointing_enable`` since it renamed that."""
+        self.gradient_checkpointing_enable(activation_checkpointing_kwargs, **options)
+
+    activation_checkpointing_disable = gradient_checkpointing_disable
+    is_activation_checkpointing = is_gradient_checkpointing
 
     def get_output_embeddings(self) -> Any:
         """The head: its ``weight`` [V, C] and ``bias``, which is None."""

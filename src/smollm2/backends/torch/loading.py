@@ -36,12 +36,15 @@ class TorchBackend:
         - ``dtype``: ``"float32"``, ``"bfloat16"`` or ``"float16"``; by default that of the
           checkpoint's matrices where all have the same, else float32
         - ``compile``: ``"inductor"``, layers fused by ``torch.compile``, which takes seconds to
-          minutes at the first prompt; ``"cudagraphs"``, decode as one launch a step, on CUDA
+          minutes at the first prompt; ``"cudagraphs"``, decode as one launch a step, on CUDA:
+          graphs belong to a cache, so that each ``generate`` captures its own, a chat once; the
+          first step of each power of two of keys, and after a cache has grown, is run four times
         - ``tensor_parallel``: how many processes share the weights, or a device mesh of them, see
           ``smollm2.backends.torch.shards``
         - ``numerics``: ``"exact"`` or ``"fast"``, see ``smollm2.backends.torch.numerics``
 
-        Raises ``InputError`` for another option, or a value that cannot be had here.
+        None is the same as leaving an option out. Raises ``InputError`` for another option, or a
+        value that cannot be had here.
         """
         given = given_options("torch", options, _OPTIONS)
         device = _device(given.get("device", "cpu"))

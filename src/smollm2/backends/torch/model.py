@@ -24,8 +24,10 @@ from smollm2.causal_lm import (
     LoadedModel,
     Traffic,
     check_batch,
+    check_choices,
     checked_cache,
     dense_traffic,
+    forgetting,
     learned_tokens,
 )
 from smollm2.config import Config
@@ -123,7 +125,17 @@ class TorchModel(LoadedModel[TorchCache]):
         """
         if self.device.type == "cpu":
             return super().choose(batch, choices, cache)
-        return self._run(forward, batch, cache, lambda logits: sampling.choose(logits, choices))
+        check_choices(batch, choices)
+
+        def finish(logits: Tensor) -> list[int]:
+            with forgetting(batch, cache):
+                return sampling.choose(logits, choices)
+
+        return self.agree(self._run(forward, batch, cache, finish))
+
+    def agree(self, numbers: list[int]) -> list[int]:
+        """The numbers of the first process that shares the model. See ``CausalLM.agree``."""
+        return self.ops.agree(numbers)
 
     def as_module(self, *, return_logits: bool | None = None) -> SmolLM2Module:
         """The model as an ``nn.Module`` to train, whose parameters are these very tensors."""

@@ -52,8 +52,9 @@ class SmolLM2Module(HuggingFaceModule):
         super().__init__(config, ops)
         self.return_logits = return_logits
         self._planners: dict[tuple[torch.device, bool], Planner] = {}
+        self._head_name = model.head_of(weights.map(lambda name, _: name))
         for name, weight in weights.items():
-            _place(self, name, nn.Parameter(weight))
+            place(self, name, nn.Parameter(weight))
 
     @property
     def weights(self) -> Weights[Tensor]:
@@ -63,6 +64,11 @@ class SmolLM2Module(HuggingFaceModule):
             num_layers=self.architecture.num_hidden_layers,
             tied=self.architecture.tie_word_embeddings,
         )
+
+    @property
+    def _head(self) -> Tensor:
+        head: Tensor = self.get_parameter(self._head_name)
+        return head
 
     def forward(
         self,
@@ -104,7 +110,7 @@ class SmolLM2Module(HuggingFaceModule):
             log_probs = self._log_probs(learners, targets[part.places[rows]])
             output["loss"] = -log_probs.sum() / _divisor(num_items_in_batch, log_probs)
         if with_logits:
-            logits = self._ops.head(hidden, model.head_of(self.weights))
+            logits = self._ops.head(hidden, self._head)
             output["logits"] = self._spread(logits, part.places, ids.size).view(*shape, -1)
         return output
 
@@ -176,9 +182,11 @@ class SmolLM2Module(HuggingFaceModule):
         weights = self.weights
         # What is made in inference mode cannot be saved for a backward pass
         key = weights.token_embedding.device, torch.is_inference_mode_enabled()
-        if key not in self._planners:
-            self._planners[key] = Planner(self.architecture, key[0], torch.float32)
-        return model.hidden(weights, self._ops, self._planners[key].plan(batch, None))
+        planner = self._planners.get(key)
+        if planner is None:
+            made = Planner(self.architecture, key[0], torch.float32)
+            planner = self._planners.setdefault(key, made)
+        return model.hidden(weights, self._ops, planner.plan(batch, None))
 
     def _log_probs(self, hidden: Tensor, targets: Indices) -> Tensor:
         size = self.architecture.vocab_size
@@ -188,7 +196,7 @@ class SmolLM2Module(HuggingFaceModule):
                 f"target {wrong[0]} is not in a vocabulary of {size}: {NO_TARGET} as a label, or "
                 "a weight of 0, leaves a token out"
             )
-        return self._ops.log_probs(hidden, model.head_of(self.weights), self._send(targets))
+        return self._ops.log_probs(hidden, self._head, self._send(targets))
 
     def _spread(self, values: Tensor, places: Indices, count: int) -> Tensor:
         """``values`` [W, …] in their places among ``count``, and zeros between them."""
@@ -198,10 +206,10 @@ class SmolLM2Module(HuggingFaceModule):
         return whole.index_copy(0, self._send(places), values)
 
     def _send(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.weights.final_norm.device)
+        return torch.from_numpy(array).to(next(self.parameters()).device)
 
 
-def _place(root: nn.Module, name: str, parameter: nn.Parameter) -> None:
+def place(root: nn.Module, name: str, parameter: nn.Parameter) -> None:
     """Register a parameter under a name with dots, making the modules on the way to it."""
     *path, last = name.split(".")
     for part in path:

@@ -7,40 +7,55 @@ With no cache every result can be differentiated with respect to the weights. No
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody calls it so
 from torch import Tensor
+from torch.utils import checkpoint
 
 from smollm2.backends.torch.losses import log_probs
 from smollm2.backends.torch.plan import Part, Plan
 from smollm2.config import Config
 from smollm2.weights import Attention, Block, Mlp
 
-_ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-"""oneDNN's product, which has no public name: in float32 up to twice as fast as BLAS."""
 
+def _onednn_product() -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The product of oneDNN, in float32 up to twice as fast as BLAS; None where it is not as known.
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x · weightᵀ`` [n, out]: the one place where activations meet a matrix [out, in].
-
-    What is not ``F.linear`` is faster on a CPU, and for inference only.
+    It has no public name, so that a later torch may have another: it is tried.
     """
-    if x.is_cpu and not torch.is_grad_enabled():
-        if torch.compiler.is_compiling():
-            if len(x) == 1:  # a loop that the compiler writes, with what comes before and after
-                return (weight.float() * x.float()).sum(-1).to(x.dtype)[None]
-        elif _ONEDNN_LINEAR is not None and x.dtype == torch.float32:
-            result: Tensor = _ONEDNN_LINEAR(x, weight, None, "none", [], "")
-            return result
-    return F.linear(x, weight)
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+        return result
+
+    numbers = torch.arange(12, dtype=torch.float32, device="cpu")  # exact in any precision
+    x, weight = numbers[:6].view(2, 3), numbers.view(4, 3)
+    try:
+        with torch.inference_mode():
+            same = torch.equal(product(x, weight), (x[:, None] * weight).sum(-1))
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    return product if same else None
+
+
+_ONEDNN_PRODUCT = _onednn_product()
+
+_checkpoint: Callable[..., Any] = checkpoint.checkpoint  # which has no types
 
 
 class TorchOps:
-    """The table. Norms are float32 inside, whatever the dtype; rotations are that of the angles."""
+    """The table. Norms are float32 inside, whatever the dtype; rotations are that of the angles.
+
+    ``recompute_every``: of every so many layers the first keeps nothing for the backward pass but
+    what came in, and is computed once more in it (0: all layers keep all).
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self.recompute_every = 0
 
     @property
     def kv_heads(self) -> int:
@@ -56,6 +71,10 @@ class TorchOps:
         """All of a weight."""
         return weight
 
+    def agree(self, numbers: list[int]) -> list[int]:
+        """The numbers that all processes go on with."""
+        return numbers
+
     def embed(self, table: Tensor, plan: Plan) -> Tensor:
         """Rows of the embedding, [T, C]."""
         return F.embedding(plan.ids, table)
@@ -64,17 +83,30 @@ class TorchOps:
         """Root-mean-square norm over the last axis."""
         return F.rms_norm(x, x.shape[-1:], weight, self._config.rms_norm_eps)
 
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """``x · weightᵀ`` [n, out]: the one place where activations meet a matrix [out, in].
+
+        What is not ``F.linear`` is faster on a CPU, for inference only, and knows no autocast.
+        """
+        if x.is_cpu and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
+            if torch.compiler.is_compiling():
+                if len(x) == 1:  # a loop that the compiler writes, with what comes before and after
+                    return (weight.float() * x.float()).sum(-1).to(x.dtype)[None]
+            elif _ONEDNN_PRODUCT is not None and x.dtype == torch.float32:
+                return _ONEDNN_PRODUCT(x, weight)
+        return F.linear(x, weight)
+
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Matrix product with a weight [out, in]."""
-        return product(x, weight)
+        return self.product(x, weight)
 
     def qkv(self, x: Tensor, attention: Attention[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Three products, split into heads."""
         shape = (len(x), -1, self._config.head_dim)
         return (
-            product(x, attention.query).view(shape),
-            product(x, attention.key).view(shape),
-            product(x, attention.value).view(shape),
+            self.product(x, attention.query).view(shape),
+            self.product(x, attention.key).view(shape),
+            self.product(x, attention.value).view(shape),
         )
 
     def rope(self, x: Tensor, plan: Plan) -> Tensor:
@@ -96,7 +128,7 @@ class TorchOps:
 
     def swiglu(self, x: Tensor, mlp: Mlp[Tensor]) -> Tensor:
         """Gated MLP."""
-        return product(F.silu(product(x, mlp.gate)) * product(x, mlp.up), mlp.down)
+        return self.product(F.silu(self.product(x, mlp.gate)) * self.product(x, mlp.up), mlp.down)
 
     def blocks(
         self,
@@ -107,8 +139,15 @@ class TorchOps:
     ) -> Tensor:
         """One layer after the other."""
         for layer, weights in enumerate(blocks):
-            x = block(x, weights, layer, plan)
+            x = self.recomputed(block, layer)(x, weights, layer, plan)
         return x
+
+    def recomputed(self, block: Callable[..., Tensor], layer: int) -> Callable[..., Tensor]:
+        """``block``, with activation checkpointing where this layer is to have it."""
+        every = self.recompute_every
+        if every == 0 or layer % every > 0 or not torch.is_grad_enabled():
+            return block
+        return partial(_checkpoint, block, use_reentrant=False, preserve_rng_state=False)
 
     def wanted(self, x: Tensor, plan: Plan) -> Tensor:
         """Rows whose logits are wanted."""
@@ -116,7 +155,7 @@ class TorchOps:
 
     def head(self, x: Tensor, weight: Tensor) -> Tensor:
         """Logits, [W, V] float32."""
-        return product(x, weight).float()
+        return self.product(x, weight).float()
 
     def log_probs(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         """Log-probability of each target [W], float32, without the logits of all at a time."""

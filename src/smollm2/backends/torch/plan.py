@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 import torch
@@ -119,6 +120,10 @@ def flatten(
     return form, np.concatenate([array.reshape(-1) for array in arrays], dtype=np.int64)
 
 
+_GROWING = Lock()
+"""Held while angles are made: of all planners, since those of modules are copied and pickled."""
+
+
 class Planner:
     """Makes plans. Angles are made once for each position and stay on the device."""
 
@@ -129,19 +134,19 @@ class Planner:
     def plan(self, batch: Batch, cache: TorchCache | None) -> Plan:
         """What a batch needs; ``cache`` has room for it."""
         form, numbers = flatten(batch, cache)
-        self.reserve(int(batch.positions.max()) + 1)
-        return self.read(form, torch.from_numpy(numbers).to(self._angles.device), cache)
+        angles = self.reserve(int(batch.positions.max()) + 1)
+        return self.read(form, torch.from_numpy(numbers).to(angles.device), angles, cache)
 
-    def read(self, form: Form, numbers: Tensor, cache: TorchCache | None) -> Plan:
-        """Read the ``numbers`` of a batch, on the device; angles for it are there."""
+    def read(self, form: Form, numbers: Tensor, angles: Tensor, cache: TorchCache | None) -> Plan:
+        """Read the ``numbers`` of a batch, on the device, with angles that it reserved."""
         read = _Reader(numbers)
         ids, positions, slots = (read.next(form.tokens) for _ in range(3))
         wanted = read.next(form.wanted)
-        angles = self._angles[positions]
+        turns = angles[positions]
         return Plan(
             ids=ids,
-            cos=angles[:, :1],
-            sin=angles[:, 1:],
+            cos=turns[:, :1],
+            sin=turns[:, 1:],
             slots=slots,
             wanted=wanted,
             places=read.next(form.tokens) if form.placed else None,
@@ -149,14 +154,17 @@ class Planner:
             stored=None if cache is None else cache.stored,
         )
 
-    def reserve(self, length: int) -> None:
-        """Have angles for positions below ``length``: cosines, signed sines [≥ length, 2, D]."""
-        if length <= len(self._angles):
-            return
-        positions = np.arange(max(length, 2 * len(self._angles), 512))
-        cos, sin = (torch.from_numpy(table) for table in rotary_tables(self._config, positions))
+    def reserve(self, length: int) -> Tensor:
+        """Angles for positions below ``length``: cosines, signed sines [≥ length, 2, D]."""
+        with _GROWING:
+            if length > len(self._angles):
+                self._angles = self._made(max(length, 2 * len(self._angles), 512))
+            return self._angles
+
+    def _made(self, length: int) -> Tensor:
+        cos, sin = map(torch.from_numpy, rotary_tables(self._config, np.arange(length)))
         both = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)
-        self._angles = both.to(self._angles)
+        return both.to(self._angles)
 
 
 class _Reader:

@@ -118,6 +118,13 @@ class ShardedOps(TorchOps):
         """All of a weight, gathered from the processes."""
         return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
+    def agree(self, numbers: list[int]) -> list[int]:
+        """Those of the first process."""
+        sent = torch.tensor(numbers, dtype=torch.int64, device=self._mesh.device_type)
+        dist.broadcast(sent, group=self._mesh.get_group(), group_src=0)
+        agreed: list[int] = sent.tolist()
+        return agreed
+
     def embed(self, table: Tensor, plan: Plan) -> Tensor:
         """Rows of the embedding, [T, C]: each is of one process, and 0 in the others."""
         local = _local(table)

@@ -152,18 +152,18 @@ class Cache:
 
     @contextmanager
     def forgetting(self, batch: Batch) -> Iterator[None]:
-        """Within it, what a pass gave is used; where that raises, its tokens are not stored.
-
-        Nor is what they were written over, in pages that are used again.
-        """
+        """Within it, what a pass gave is used; where that raises, its tokens are not stored."""
         try:
             yield
         except BaseException:
-            size = self.page_size
-            for slot in batch.slots.tolist():
-                page, offset = divmod(slot, size)
-                self._filled[page] = min(self._filled[page], offset)
+            self.forget(batch)
             raise
+
+    def forget(self, batch: Batch) -> None:
+        """Not to have a batch's tokens, nor what they were written over, in pages used again."""
+        for slot in batch.slots.tolist():
+            page, offset = divmod(slot, self.page_size)
+            self._filled[page] = min(self._filled[page], offset)
 
     def truncate(self, row: int, length: int) -> None:
         """Forget the tokens of a row of a fixed cache from ``length`` on; the storage stays."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
@@ -70,8 +69,7 @@ class JaxCache(Cache):
         except RuntimeError:  # deleted, or the same failure again: there is nothing in it
             pass
         finally:
-            for page, offset in zip(*np.divmod(batch.slots, self.page_size), strict=True):
-                self._filled[page] = min(self._filled[page], int(offset))
+            self.forget(batch)
             if not whole:
                 self.storage = []
                 self.reset()

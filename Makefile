@@ -17,8 +17,13 @@ QEMU ?= $(firstword $(shell which qemu-aarch64 qemu-aarch64-static 2>/dev/null))
 run: .venv/core  ## complete a prompt with the real 135M weights
 	$(BIN)/smollm2 run "The capital of France is" --echo --stop "\n"
 
+# Side by side, on one thread each, but for those that time, interrupt or watch what runs.
+ALONE := $(addprefix tests/test_,$(addsuffix .py,native_threads native_interrupts native_memory \
+  startup interface bench cli_measure cli_chat cli_terminal cli_screen registry_processes))
 test: test-native  ## run all tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+	  $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest $(ALONE)
 
 check: .venv/dev  ## format, lint, types, import contracts, C++ warnings as errors
 	$(BIN)/ruff format --check .

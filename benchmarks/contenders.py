@@ -179,6 +179,7 @@ CONTENDERS = {
         lambda setting: Ours(setting, "torch", compile="cudagraphs"), "torch", gpu_only=True
     ),
     "jax": Contender(lambda setting: Ours(setting, "jax"), "jax"),
+    "jax xla": Contender(lambda setting: Ours(setting, "jax", compile="xla"), "jax"),
     "numpy": Contender(lambda setting: Ours(setting, "numpy"), "numpy"),
     "native f32": Contender(
         lambda setting: Ours(setting, "native", quant="f32", threads=setting.threads), "numpy"

@@ -122,6 +122,7 @@ def main(name: str, dtype: str, file: str, *meeting: str) -> None:
     lm = get_backend(name).load(CONFIG, WEIGHTS, dtype=dtype, tensor_parallel=2)
     np.savez(Path(file), **every_entry(lm))
     if meeting:
+        dist.barrier()  # nobody leaves while another still waits for it
         dist.destroy_process_group()
 
 

@@ -165,6 +165,7 @@ def main() -> None:
         "size": error(WIDE, tensor_parallel=4),
     }
     torch.save(result, folder / f"{rank}.pt")
+    dist.barrier()  # nobody leaves while another still waits for it
     dist.destroy_process_group()
 
 

@@ -55,7 +55,6 @@ def greedy(model: TorchModel, prompt: list[int], count: int) -> list[int]:
 @COMPILER
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of what the compiler imports
-@pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")
 def test_inductor(plain: TorchModel) -> None:
     """Four programs, before and after attention for one token and for more, serve all batches."""
     model = backend.load(CONFIG, WEIGHTS, compile="inductor")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -75,8 +77,23 @@ def test_a_package_that_is_not_there(index: Path, target: Path) -> None:
 
 
 def test_no_pip_at_all(index: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(module.PathFinder, "find_spec", lambda name: None)
     assert "python -m ensurepip" in fail(make_wheel(index), target)
+
+
+def test_no_hook_is_told_of_pip(index: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of setuptools would give another distutils to torch's compiler ever after."""
+    told: list[str] = []
+
+    class Hook(MetaPathFinder):
+        def find_spec(self, name: str, *_: object) -> None:
+            told.append(name)
+
+    monkeypatch.setattr(sys, "meta_path", [Hook(), *sys.meta_path])
+    fetch_wheel(make_wheel(index), target, RecordedProgress())
+    assert find_spec("no_such_module") is None
+    assert "no_such_module" in told
+    assert "pip" not in told
 
 
 def test_other_content_is_refused(index: Path, target: Path) -> None:

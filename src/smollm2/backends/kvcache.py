@@ -32,11 +32,12 @@ class KVCache(Cache):
         return self._keys.nbytes + self._values.nbytes
 
     def prepare(self, batch: Batch) -> None:
-        """Check that a batch fits, as ``check`` does, and make room for it."""
+        """Check that a batch fits, as ``check`` does, make room, forget what it writes over."""
         needed = self.page_size if self.layout.paged else 0
         needed = max(needed, min(self.check(batch), self.page_size))
         if needed > self._keys.shape[3]:
             self._grow(needed)
+        self.forget(batch)
 
     def write(self, layer: int, slots: Ints, key: Floats, value: Floats) -> None:
         """Store keys and values [T, K, D] at their slots."""

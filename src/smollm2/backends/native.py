@@ -157,6 +157,7 @@ class NativeModel(LoadedModel[NativeCache]):
             storage = _reserve(self.engine, self.kv, int(pages.max()) + 1)
         else:
             stored.check(batch)
+            stored.forget(batch)
             runs, pages = _runs(batch.rows, batch.positions), stored.pages_of(batch)
             storage = stored.storage
         cosines, sines = self._angles(max(batch.positions.tolist()) + 1)

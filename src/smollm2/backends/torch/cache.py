@@ -46,13 +46,14 @@ class TorchCache(Cache):
         return sum(key.nbytes + value.nbytes for key, value in self.stored)
 
     def prepare(self, batch: Batch) -> None:
-        """Check that a batch fits, as ``check`` does, and make room for it."""
+        """Check that a batch fits, as ``check`` does, make room, forget what it writes over."""
         needed = self.page_size if self.layout.paged else 0
         needed = max(needed, min(self.check(batch), self.page_size))
         if needed > self.room:
             room = max(needed, 2 * self.room)
             room = min(-(-room // GRANULE) * GRANULE, self.page_size)
             self.stored = [(_grown(key, room), _grown(value, room)) for key, value in self.stored]
+        self.forget(batch)
         for page, end in self.ends(batch).items():
             if self._written[page] > end:
                 self._clear(page, end, self._written[page])

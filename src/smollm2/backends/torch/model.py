@@ -27,7 +27,6 @@ from smollm2.causal_lm import (
     check_choices,
     checked_cache,
     dense_traffic,
-    forgetting,
     learned_tokens,
 )
 from smollm2.config import Config
@@ -128,8 +127,7 @@ class TorchModel(LoadedModel[TorchCache]):
         check_choices(batch, choices)
 
         def finish(logits: Tensor) -> list[int]:
-            with forgetting(batch, cache):
-                return sampling.choose(logits, choices)
+            return sampling.choose(logits, choices)
 
         return self.agree(self._run(forward, batch, cache, finish))
 

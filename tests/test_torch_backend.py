@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -309,6 +311,12 @@ def test_attention_by_kernels_that_do_not_share_heads(queries: int, masked: bool
         for shares in (True, False)
     ]
     torch.testing.assert_close(*results)
+
+
+def test_the_compiler_is_imported_by_those_who_ask_for_it() -> None:
+    """It takes as long to import as torch itself."""
+    imports = "import sys, smollm2.backends.torch; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", imports], check=True)
 
 
 # Differentiation

@@ -101,6 +101,13 @@ def test_two_steps_equal_those_of_transformers(folder: Path, tmp_path: Path) -> 
         assert torch.equal(other.get_parameter(name), value)
 
 
+def test_the_compiler_leaves_a_module_as_it_is(tmp_path: Path) -> None:
+    """It cannot follow NumPy; layers are compiled where ``load`` is told so."""
+    plain, compiled = (backend.load(CONFIG, WEIGHTS).as_module() for _ in range(2))
+    options = {"torch_compile": True, "torch_compile_backend": "eager"}
+    assert trained(compiled, tmp_path / "c", **options) == trained(plain, tmp_path / "p")
+
+
 def test_checkpointing_changes_no_number(tmp_path: Path) -> None:
     """The default of TRL: layers keep what came in, and are computed once more."""
     module = backend.load(CONFIG, WEIGHTS).as_module()

@@ -75,6 +75,10 @@ class HuggingFaceModule(nn.Module):
     ) -> Tensor:
         """Hidden states [B, S, C] after the final norm."""
 
+    def _get_name(self) -> str:
+        """What the Trainer knows causal models by: it shifts labels that it smooths by itself."""
+        return "LlamaForCausalLM"
+
     @cached_property
     def config(self) -> Any:
         """The architecture's numbers as transformers has them, which must be installed."""

@@ -278,6 +278,15 @@ def test_inference_under_autocast_rounds_as_training_does(model: TorchModel) -> 
     assert trained.dtype == torch.bfloat16
 
 
+def test_autocast_is_of_modules_only(model: TorchModel) -> None:
+    """What a model computes, and keeps in a cache, is in its own dtype."""
+    cache = model.new_cache(1, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = in_parts(model, cache, IDS[:9], [8, 1])
+        assert model.as_module()(torch.tensor([IDS[:9]])).logits.isfinite().all()
+    close(got, full(model, IDS[:9]))
+
+
 def test_a_torch_whose_product_is_another_does_without_it(monkeypatch: Any) -> None:
     """Absent, with other arguments, or with other numbers."""
 
@@ -394,6 +403,15 @@ def test_angles_grow_once_for_all_threads(monkeypatch: Any) -> None:
         first.result()
     monkeypatch.setattr("smollm2.backends.torch.plan.rotary_tables", None)
     assert model.plan(Batch.build([Span(0, 3000, IDS[:3])])).cos.shape == (3, 1, config.head_dim)
+
+
+def test_what_is_loaded_in_inference_mode_can_be_trained() -> None:
+    ids = torch.tensor([IDS[:5]])
+    with torch.inference_mode():
+        module = backend.load(CONFIG, WEIGHTS).as_module()
+        assert module(ids).logits.isfinite().all()
+    module(ids, labels=ids).loss.backward()
+    assert module.get_parameter("model.norm.weight").grad.abs().sum() > 0
 
 
 def test_a_module_that_was_used_can_be_copied(model: TorchModel) -> None:

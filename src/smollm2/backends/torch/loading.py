@@ -27,6 +27,7 @@ _BFLOAT16 = DENSE_DTYPES["BF16"]
 class TorchBackend:
     """Weights of any kind, made dense in one dtype on one device."""
 
+    @torch.inference_mode(mode=False)  # or what is loaded in it could never be trained
     def load(
         self, config: Config, weights: Weights[Any], **options: Unpack[BackendOptions]
     ) -> TorchModel:

@@ -329,13 +329,14 @@ def test_the_config_is_that_of_transformers(modules: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_ids": IDS[0]}, r"input_ids have shape \[12\], but must have 2 dimensions"),
+        ({"input_ids": IDS[0]}, r"have shape \[12\], but must be 2-dimensional, not empty"),
+        ({"input_ids": IDS[:0]}, r"have shape \[0, 12\], but must be 2-dimensional, not empty"),
         ({"input_ids": IDS.float()}, "input_ids must be integers, not torch.float32"),
         ({"input_ids": IDS.bfloat16()}, "input_ids must be integers, not torch.bfloat16"),
         ({"input_ids": IDS.numpy() / 2}, "input_ids must be integers, not float64"),
         ({"input_ids": [[1, 2], [3]]}, "input_ids must be numbers, in rows of one length"),
         ({"input_ids": IDS + 90}, "token id .* is not in a vocabulary of 96"),
-        ({"labels": IDS[:, :3]}, r"labels have shape \[3, 3\], but must have shape \[3, 12\]"),
+        ({"labels": IDS[:, :3]}, r"labels have shape \[3, 3\], but must have \[3, 12\]"),
         ({"labels": IDS * 0 - 1}, "target -1 is not in a vocabulary of 96"),
         ({"labels": IDS * 0 + 96}, "target 96 is not in a vocabulary of 96: -100 as a label"),
         ({"attention_mask": IDS * 0}, "no tokens"),
@@ -416,7 +417,7 @@ def test_weights_may_be_given_for_a_call(modules: tuple[Any, Any]) -> None:
 def test_packed_arrays_must_fit_each_other(modules: tuple[Any, Any]) -> None:
     module = modules[0]
     _, tokens, positions, segments, targets = packed_case([4, 5])
-    with pytest.raises(InputError, match=r"positions have shape \[10\], .* shape \[11\]"):
+    with pytest.raises(InputError, match=r"positions have shape \[10\], but must have \[11\]"):
         module.hidden_packed(tokens, positions[1:], segments)
     with pytest.raises(InputError, match=r"weights have shape \[1\], targets \[11\]"):
         module.loss_packed(tokens, positions, segments, targets, np.ones(1))

@@ -277,8 +277,8 @@ def _host(name: str, value: object, dims: int, shape: tuple[int, ...] | None = N
     if array.dtype.kind not in "iub":
         raise InputError(f"{name} must be integers, not {getattr(value, 'dtype', array.dtype)}")
     if array.ndim != dims or array.size == 0 or shape not in (None, array.shape):
-        wanted = f"{dims} dimensions" if shape is None else f"shape {list(shape)}"
-        raise InputError(f"{name} have shape {list(array.shape)}, but must have {wanted}")
+        wanted = f"be {dims}-dimensional, not empty" if shape is None else f"have {list(shape)}"
+        raise InputError(f"{name} have shape {list(array.shape)}, but must {wanted}")
     return array.astype(np.int64)
 
 

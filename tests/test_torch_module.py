@@ -326,6 +326,20 @@ def test_the_config_is_that_of_transformers(modules: tuple[Any, Any]) -> None:
         assert getattr(module.config, name) == getattr(theirs.config, name)
 
 
+def test_without_transformers_a_module_has_no_config(
+    models: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = models[0].as_module()
+    monkeypatch.setattr("smollm2.backends.torch.huggingface.find_spec", lambda _: None)
+    assert not hasattr(module, "generation_config")
+    for name, message in (
+        ("config", r"a module's config is that of transformers, .*: pip install transformers"),
+        ("confi", "no attribute 'confi'"),
+    ):
+        with pytest.raises(AttributeError, match=message):
+            getattr(module, name)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

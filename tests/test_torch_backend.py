@@ -26,14 +26,25 @@ from smollm2.backends.torch import (  # noqa: E402
     TorchModel,
     ops as ops_module,
 )
+from smollm2.backends.torch.cache import TorchCache  # noqa: E402
 from smollm2.backends.torch.ops import TorchOps, attention  # noqa: E402
 from smollm2.batch import Batch, Span  # noqa: E402
+from smollm2.cache import Layout  # noqa: E402
 from smollm2.causal_lm import CausalLM  # noqa: E402
-from smollm2.errors import InputError  # noqa: E402
+from smollm2.errors import CacheError, InputError  # noqa: E402
 from smollm2.model import forward  # noqa: E402
 from smollm2.quantize import Quantized  # noqa: E402
 from smollm2.sampling import Choice, Sampler, SamplingParams  # noqa: E402
-from tests.backend_rules import CONFIG, IDS, WEIGHTS, BackendRules, full, in_parts, spans  # noqa: E402
+from tests.backend_rules import (  # noqa: E402
+    CONFIG,
+    IDS,
+    WEIGHTS,
+    BackendRules,
+    full,
+    in_parts,
+    over_pages,
+    spans,
+)
 from tests.entry_rules import EntryRules  # noqa: E402
 from tests.tiny import random_weights, tiny_config  # noqa: E402
 
@@ -171,6 +182,15 @@ def test_memory_that_was_never_written_is_not_read(model: TorchModel) -> None:
         torch.use_deterministic_algorithms(False)
     for row, count in enumerate((10, 4)):
         close(logits[row], full(model, IDS[:count])[-1])
+
+
+def test_a_cache_beyond_all_memory_is_an_error() -> None:
+    layout = Layout(2**24, 64, paged=True)
+    dtype, device = torch.float32, torch.device("cpu")
+    cache = TorchCache(layout, layers=1, heads=2**10, size=2**10, dtype=dtype, device=device)
+    with pytest.raises(CacheError, match="no memory for a KV cache of 1073741824 tokens: take"):
+        cache.prepare(over_pages([[1]], Span(0, 0, IDS[:2])))
+    assert cache.nbytes == 0
 
 
 def test_a_cache_made_in_inference_mode_is_as_good(model: TorchModel) -> None:

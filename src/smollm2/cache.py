@@ -189,6 +189,13 @@ class Cache:
             raise CacheError("the KV cache is closed: make a new one with new_cache()")
 
 
+def no_memory(tokens: int) -> CacheError:
+    """What is raised where a cache of so many tokens, over all rows, does not fit into memory."""
+    return CacheError(
+        f"the system has no memory for a KV cache of {tokens} tokens: take fewer rows or pages"
+    )
+
+
 def _starts(rows: list[int], positions: list[int], lengths: list[int]) -> dict[int, int]:
     """The first position of each row of a batch, whose tokens go from there up to its length.
 

@@ -13,7 +13,7 @@ import smollm2._native as _native
 from smollm2.backends.arena import matrices_of
 from smollm2.backends.rotary import rotary_tables
 from smollm2.batch import Batch, Ints
-from smollm2.cache import PAGE_SIZE, Cache, Layout
+from smollm2.cache import PAGE_SIZE, Cache, Layout, no_memory
 from smollm2.causal_lm import (
     LOGITS_CHUNK,
     LoadedModel,
@@ -193,9 +193,7 @@ def _reserve(engine: _native.Engine, kind: str, pages: int) -> _native.KvCache:
     try:
         return engine.new_cache(kind, pages)
     except MemoryError:
-        raise CacheError(
-            f"the system has no memory for a KV cache of {pages * PAGE_SIZE} tokens"
-        ) from None
+        raise no_memory(pages * PAGE_SIZE) from None
 
 
 def _runs(owners: Ints, positions: Ints) -> Ints:

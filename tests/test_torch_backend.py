@@ -6,7 +6,6 @@ import copy
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from types import SimpleNamespace
@@ -48,21 +47,14 @@ from tests.backend_rules import (  # noqa: E402
 from tests.entry_rules import EntryRules  # noqa: E402
 from tests.tiny import random_weights, tiny_config  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 backend = TorchBackend()
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 
 TOLERANCE = {"float32": 2e-5, "float16": 0.03, "bfloat16": 0.25}
 """How far logits of about ±3 may be from NumPy's; the root mean square, an eighth of that."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for one another would make small operations slow on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

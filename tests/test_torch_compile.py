@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -23,20 +22,13 @@ from smollm2.model import forward  # noqa: E402
 from smollm2.sampling import Choice, Sampler, SamplingParams  # noqa: E402
 from tests.backend_rules import CONFIG, IDS, WEIGHTS, full, spans  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 backend = TorchBackend()
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 COMPILER = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for one another would make small operations slow on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ transformers = pytest.importorskip("transformers")
 
 from smollm2.backends.torch import backend  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TIED = tiny_config()
 UNTIED = tiny_config(tie_word_embeddings=False, num_key_value_heads=1)
 IDS = torch.from_numpy(np.random.default_rng(7).integers(0, TIED.vocab_size, (3, 12)))

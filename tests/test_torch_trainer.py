@@ -18,6 +18,8 @@ from safetensors.torch import load_file  # noqa: E402
 
 from smollm2.backends.torch import backend  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONFIG = tiny_config()
 WEIGHTS = random_weights(CONFIG, seed=3)
 SOURCE = np.random.default_rng(0)

@@ -207,6 +207,21 @@ class BackendRules:
         expected = int(full(model, IDS[:82])[-1].argmax())
         assert model.choose(over_pages(table, Span(0, 80, IDS[80:82])), [good], cache) == [expected]
 
+    def test_a_forward_that_failed_forgot_what_it_wrote_over(
+        self, model: CausalLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In pages that are used again; it can be repeated."""
+        cache, table = model.new_paged_cache(3), [[2, 1]]
+        model.forward(over_pages(table, Span(0, 0, IDS[:100])), cache)
+        again = over_pages(table, Span(0, 80, IDS[80:82]))
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, "advance", lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                model.forward(again, cache)
+        with pytest.raises(CacheError, match="page 1 of row 0 holds 16 tokens"):
+            model.forward(over_pages(table, Span(0, 100, IDS[:1])), cache)
+        self.close(model.forward(again, cache)[0], full(model, IDS[:82])[-1])
+
     def test_truncate_and_reset_keep_the_storage(self, model: Any) -> None:
         cache = model.new_cache(1, 128)
         model.forward(spans(cache, Span(0, 0, IDS[:100])), cache)

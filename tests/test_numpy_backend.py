@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from smollm2.backends import get_backend
+from smollm2.backends.kvcache import KVCache
 from smollm2.backends.numpy import NumpyModel, NumpyOps, backend
 from smollm2.batch import Batch, Span
-from smollm2.errors import InputError
+from smollm2.cache import Layout
+from smollm2.errors import CacheError, InputError
 from smollm2.generate import load
 from smollm2.weights import Mlp
-from tests.backend_rules import BackendRules, full, spans
+from tests.backend_rules import BackendRules, full, over_pages, spans
 from tests.tiny import random_weights, tiny_config
 
 CONFIG = tiny_config()
@@ -91,6 +93,13 @@ def test_untied_head_is_used() -> None:
     tied = full(backend.load(CONFIG, random_weights(CONFIG, seed=3)), IDS[:5])
     assert logits.shape == tied.shape
     assert not np.allclose(logits, tied)
+
+
+def test_a_cache_beyond_all_memory_is_an_error() -> None:
+    cache = KVCache(Layout(2**24, 64, paged=True), layers=1, heads=2**10, size=2**10)
+    with pytest.raises(CacheError, match="no memory for a KV cache of 1073741824 tokens: take"):
+        cache.prepare(over_pages([[1]], Span(0, 0, IDS[:2])))
+    assert cache.nbytes == 0
 
 
 def test_a_failed_forward_can_be_repeated(model: NumpyModel, monkeypatch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from types import SimpleNamespace
@@ -24,16 +25,29 @@ from smollm2.backends.torch import (  # noqa: E402
     TorchModel,
     ops as ops_module,
 )
+from smollm2.backends.torch.cache import TorchCache  # noqa: E402
 from smollm2.backends.torch.ops import TorchOps, attention  # noqa: E402
 from smollm2.batch import Batch, Span  # noqa: E402
+from smollm2.cache import Layout  # noqa: E402
 from smollm2.causal_lm import CausalLM  # noqa: E402
-from smollm2.errors import InputError  # noqa: E402
+from smollm2.errors import CacheError, InputError  # noqa: E402
 from smollm2.model import forward  # noqa: E402
 from smollm2.quantize import Quantized  # noqa: E402
 from smollm2.sampling import Choice, Sampler, SamplingParams  # noqa: E402
-from tests.backend_rules import CONFIG, IDS, WEIGHTS, BackendRules, full, in_parts, spans  # noqa: E402
+from tests.backend_rules import (  # noqa: E402
+    CONFIG,
+    IDS,
+    WEIGHTS,
+    BackendRules,
+    full,
+    in_parts,
+    over_pages,
+    spans,
+)
 from tests.entry_rules import EntryRules  # noqa: E402
 from tests.tiny import random_weights, tiny_config  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 backend = TorchBackend()
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -41,15 +55,6 @@ DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 
 TOLERANCE = {"float32": 2e-5, "float16": 0.03, "bfloat16": 0.25}
 """How far logits of about ±3 may be from NumPy's; the root mean square, an eighth of that."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for one another would make small operations slow on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +176,15 @@ def test_memory_that_was_never_written_is_not_read(model: TorchModel) -> None:
         close(logits[row], full(model, IDS[:count])[-1])
 
 
+def test_a_cache_beyond_all_memory_is_an_error() -> None:
+    layout = Layout(2**24, 64, paged=True)
+    dtype, device = torch.float32, torch.device("cpu")
+    cache = TorchCache(layout, layers=1, heads=2**10, size=2**10, dtype=dtype, device=device)
+    with pytest.raises(CacheError, match="no memory for a KV cache of 1073741824 tokens: take"):
+        cache.prepare(over_pages([[1]], Span(0, 0, IDS[:2])))
+    assert cache.nbytes == 0
+
+
 def test_a_cache_made_in_inference_mode_is_as_good(model: TorchModel) -> None:
     """What torch made in it can be changed in it only."""
     cache = model.new_cache(1, 64)
@@ -276,6 +290,15 @@ def test_inference_under_autocast_rounds_as_training_does(model: TorchModel) -> 
     assert trained.dtype == torch.bfloat16
 
 
+def test_autocast_is_of_modules_only(model: TorchModel) -> None:
+    """What a model computes, and keeps in a cache, is in its own dtype."""
+    cache = model.new_cache(1, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = in_parts(model, cache, IDS[:9], [8, 1])
+        assert model.as_module()(torch.tensor([IDS[:9]])).logits.isfinite().all()
+    close(got, full(model, IDS[:9]))
+
+
 def test_a_torch_whose_product_is_another_does_without_it(monkeypatch: Any) -> None:
     """Absent, with other arguments, or with other numbers."""
 
@@ -309,6 +332,12 @@ def test_attention_by_kernels_that_do_not_share_heads(queries: int, masked: bool
         for shares in (True, False)
     ]
     torch.testing.assert_close(*results)
+
+
+def test_the_compiler_is_imported_by_those_who_ask_for_it() -> None:
+    """It takes as long to import as torch itself."""
+    imports = "import sys, smollm2.backends.torch; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", imports], check=True)
 
 
 # Differentiation
@@ -386,6 +415,15 @@ def test_angles_grow_once_for_all_threads(monkeypatch: Any) -> None:
         first.result()
     monkeypatch.setattr("smollm2.backends.torch.plan.rotary_tables", None)
     assert model.plan(Batch.build([Span(0, 3000, IDS[:3])])).cos.shape == (3, 1, config.head_dim)
+
+
+def test_what_is_loaded_in_inference_mode_can_be_trained() -> None:
+    ids = torch.tensor([IDS[:5]])
+    with torch.inference_mode():
+        module = backend.load(CONFIG, WEIGHTS).as_module()
+        assert module(ids).logits.isfinite().all()
+    module(ids, labels=ids).loss.backward()
+    assert module.get_parameter("model.norm.weight").grad.abs().sum() > 0
 
 
 def test_a_module_that_was_used_can_be_copied(model: TorchModel) -> None:

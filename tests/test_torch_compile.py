@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
-from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,20 +22,13 @@ from smollm2.model import forward  # noqa: E402
 from smollm2.sampling import Choice, Sampler, SamplingParams  # noqa: E402
 from tests.backend_rules import CONFIG, IDS, WEIGHTS, full, spans  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 backend = TorchBackend()
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 COMPILER = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for one another would make small operations slow on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +61,24 @@ def test_inductor(plain: TorchModel) -> None:
     alone = [full(plain, IDS[row : row + 4])[-1] for row in range(3)]
     np.testing.assert_allclose(model.forward(several, cache), alone, rtol=1e-4, atol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of what the compiler imports
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # it looks whether x has one
+def test_compiled_layers_are_trained_and_copied(
+    plain: TorchModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the compiler's own first half, which needs no other; a module of a model that has run."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model, ids = backend.load(CONFIG, WEIGHTS, compile="inductor"), torch.tensor([IDS[:9]])
+    full(model, IDS[:9])
+    ours, theirs = model.as_module(), plain.as_module()
+    ours.gradient_checkpointing_enable(every_n_layers=2)
+    theirs(ids, labels=ids).loss.backward()
+    for module in (ours, pickle.loads(pickle.dumps(ours))):
+        module(ids, labels=ids).loss.backward()
+        for name, value in theirs.named_parameters():
+            torch.testing.assert_close(module.get_parameter(name).grad, value.grad)
 
 
 def read(model: TorchModel, batch: Batch, cache: Cache) -> tuple[Form, NDArray[np.float32]]:

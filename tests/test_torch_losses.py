@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 
 from smollm2.backends.torch import losses  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def case(tokens: int, vocabulary: int, seed: int, dtype: Any = torch.float64) -> tuple[Any, ...]:
     """Hidden states, a head, targets, and a gradient for each log-probability."""

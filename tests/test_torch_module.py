@@ -20,6 +20,8 @@ transformers = pytest.importorskip("transformers")
 
 from smollm2.backends.torch import backend  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TIED = tiny_config()
 UNTIED = tiny_config(tie_word_embeddings=False, num_key_value_heads=1)
 IDS = torch.from_numpy(np.random.default_rng(7).integers(0, TIED.vocab_size, (3, 12)))
@@ -200,9 +202,11 @@ def test_the_mean_is_over_what_is_learned(modules: tuple[Any, Any]) -> None:
     torch.testing.assert_close(
         module(IDS, labels=labels, num_items_in_batch=torch.tensor(42)).loss, mean / 2
     )
-    nothing = module(IDS, labels=torch.full_like(IDS, NO_TARGET)).loss
-    nothing.backward()
-    assert nothing == 0
+    for count in (None, 0, torch.tensor(0), 5):
+        empty = torch.full_like(IDS, NO_TARGET)
+        nothing = module(IDS, labels=empty, num_items_in_batch=count).loss
+        nothing.backward()
+        assert nothing == 0
 
 
 def test_logits_are_made_where_they_are_asked_for(models: tuple[Any, Any]) -> None:
@@ -324,18 +328,40 @@ def test_the_config_is_that_of_transformers(modules: tuple[Any, Any]) -> None:
         assert getattr(module.config, name) == getattr(theirs.config, name)
 
 
+def test_without_transformers_a_module_has_no_config(
+    models: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = models[0].as_module()
+    monkeypatch.setattr("smollm2.backends.torch.huggingface.find_spec", lambda _: None)
+    assert not hasattr(module, "generation_config")
+    for name, message in (
+        ("config", r"a module's config is that of transformers, .*: pip install transformers"),
+        ("confi", "no attribute 'confi'"),
+    ):
+        with pytest.raises(AttributeError, match=message):
+            getattr(module, name)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_ids": IDS[0]}, r"input_ids have shape \[12\], but must have 2 dimensions"),
-        ({"input_ids": IDS.float()}, "input_ids must be integers, not float32"),
+        ({"input_ids": IDS[0]}, r"have shape \[12\], but must be 2-dimensional, not empty"),
+        ({"input_ids": IDS[:0]}, r"have shape \[0, 12\], but must be 2-dimensional, not empty"),
+        ({"input_ids": IDS.float()}, "input_ids must be integers, not torch.float32"),
+        ({"input_ids": IDS.bfloat16()}, "input_ids must be integers, not torch.bfloat16"),
+        ({"input_ids": IDS.numpy() / 2}, "input_ids must be integers, not float64"),
+        ({"input_ids": [[1, 2], [3]]}, "input_ids must be numbers, in rows of one length"),
         ({"input_ids": IDS + 90}, "token id .* is not in a vocabulary of 96"),
-        ({"labels": IDS[:, :3]}, r"labels have shape \[3, 3\], but must have shape \[3, 12\]"),
+        ({"labels": IDS[:, :3]}, r"labels have shape \[3, 3\], but must have \[3, 12\]"),
         ({"labels": IDS * 0 - 1}, "target -1 is not in a vocabulary of 96"),
         ({"labels": IDS * 0 + 96}, "target 96 is not in a vocabulary of 96: -100 as a label"),
         ({"attention_mask": IDS * 0}, "no tokens"),
         ({"use_cache": True}, "forward has no use_cache=True: leave it out"),
-        ({"inputs_embeds": IDS.float()}, "forward has no inputs_embeds"),
+        (
+            {"inputs_embeds": IDS[:, :2].float()},
+            r"no inputs_embeds=tensor\(\[\[.*\],: leave it out",
+        ),
+        ({"cu_seq_lens_q": IDS[0]}, r"forward has no cu_seq_lens_q=tensor\(\["),
         ({"return_dict": 1}, "forward has no return_dict=1"),
         ({"position_ids": IDS * 0 + 256}, "context length is 256"),
     ],
@@ -343,8 +369,9 @@ def test_the_config_is_that_of_transformers(modules: tuple[Any, Any]) -> None:
 def test_what_cannot_be_computed_is_an_error(
     modules: tuple[Any, Any], arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as error:
         modules[0](**{"input_ids": IDS, **arguments})
+    assert "\n" not in str(error.value)
 
 
 def test_training_may_follow_inference(models: tuple[Any, Any]) -> None:
@@ -377,12 +404,42 @@ def test_arguments_that_ask_for_nothing_are_fine(modules: tuple[Any, Any]) -> No
     assert modules[0](IDS, **nothing).logits is not None
 
 
+def test_what_kernels_are_told_beside_positions_is_known(modules: tuple[Any, Any]) -> None:
+    """Collators without padding give it, TRL's for packing among them."""
+    collate = transformers.DataCollatorWithFlattening(
+        return_flash_attn_kwargs=True, return_seq_idx=True
+    )
+    batch = collate(
+        [{"input_ids": row[:n].tolist()} for row, n in zip(IDS, (5, 4, 3), strict=True)]
+    )
+    told = set(batch) - {"input_ids", "labels", "position_ids"}
+    assert told == {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+    plain = {name: value for name, value in batch.items() if name not in told}
+    assert torch.equal(modules[0](**batch).loss, modules[0](**plain).loss)
+    del batch["labels"], plain["labels"]
+    assert torch.equal(modules[0].hidden_states(**batch), modules[0].hidden_states(**plain))
+
+
+def test_weights_may_be_given_for_a_call(modules: tuple[Any, Any]) -> None:
+    """As ``torch.func.functional_call`` does, for averages of weights and the like."""
+    module = modules[0]
+    given = {name: value.detach().clone() for name, value in module.named_parameters()}
+    given["model.norm.weight"] *= 2
+    got = torch.func.functional_call(module, given, (IDS,), {"labels": IDS, "return_logits": True})
+    torch.testing.assert_close(got.logits, 2 * module(IDS).logits)
+    assert not torch.equal(got.loss, module(IDS, labels=IDS).loss)
+
+
 def test_packed_arrays_must_fit_each_other(modules: tuple[Any, Any]) -> None:
     module = modules[0]
     _, tokens, positions, segments, targets = packed_case([4, 5])
-    with pytest.raises(InputError, match=r"positions have shape \[10\], .* shape \[11\]"):
+    with pytest.raises(InputError, match=r"positions have shape \[10\], but must have \[11\]"):
         module.hidden_packed(tokens, positions[1:], segments)
     with pytest.raises(InputError, match=r"weights have shape \[1\], targets \[11\]"):
         module.loss_packed(tokens, positions, segments, targets, np.ones(1))
+    with pytest.raises(InputError, match="weights must be numbers, in rows of one length"):
+        module.loss_packed(tokens, positions, segments, targets, [[1.0], [1.0, 2.0]])
+    with pytest.raises(InputError, match="weights must be numbers, not <U1"):
+        module.loss_packed(tokens, positions, segments, targets, ["1"] * 11)
     with pytest.raises(InputError, match="target -100 is not in a vocabulary"):
         module.loss_packed(tokens, positions, segments, targets, np.ones(11))

@@ -17,6 +17,8 @@ from smollm2.backends.torch.numerics import switched  # noqa: E402
 from smollm2.backends.torch.ops import TorchOps  # noqa: E402
 from tests.backend_rules import CONFIG, IDS, WEIGHTS, full  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 backend = TorchBackend()
 COMPILER = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,19 +19,12 @@ from smollm2.sampling import Choice, Sampler, SamplingParams  # noqa: E402
 from smollm2.sampling.draw import counter, mix, uniforms  # noqa: E402
 from tests.backend_rules import CONFIG, IDS, WEIGHTS, over_pages  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for one another would make small operations slow on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def expected(logits: NDArray[np.float32], choices: list[Choice]) -> list[int]:

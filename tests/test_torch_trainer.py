@@ -18,6 +18,8 @@ from safetensors.torch import load_file  # noqa: E402
 
 from smollm2.backends.torch import backend  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONFIG = tiny_config()
 WEIGHTS = random_weights(CONFIG, seed=3)
 SOURCE = np.random.default_rng(0)
@@ -99,6 +101,23 @@ def test_two_steps_equal_those_of_transformers(folder: Path, tmp_path: Path) -> 
     other.load_state_dict(load_file(tmp_path / "ours" / "saved" / "model.safetensors"))
     for name, value in ours.named_parameters():
         assert torch.equal(other.get_parameter(name), value)
+
+
+def test_smoothed_labels_are_shifted(folder: Path, tmp_path: Path) -> None:
+    """The Trainer takes that loss of logits, and knows by the name of a model whether to shift."""
+    ours = backend.load(CONFIG, WEIGHTS).as_module()
+    theirs = transformers.LlamaForCausalLM.from_pretrained(folder)
+    got = trained(ours, tmp_path / "ours", label_smoothing_factor=0.1)
+    expected = trained(theirs, tmp_path / "theirs", label_smoothing_factor=0.1)
+    for ours_step, theirs_step in zip(got, expected, strict=True):
+        assert ours_step == pytest.approx(theirs_step, rel=1e-5)
+
+
+def test_the_compiler_leaves_a_module_as_it_is(tmp_path: Path) -> None:
+    """It cannot follow NumPy; layers are compiled where ``load`` is told so."""
+    plain, compiled = (backend.load(CONFIG, WEIGHTS).as_module() for _ in range(2))
+    options = {"torch_compile": True, "torch_compile_backend": "eager"}
+    assert trained(compiled, tmp_path / "c", **options) == trained(plain, tmp_path / "p")
 
 
 def test_checkpointing_changes_no_number(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONFIG = tiny_config()
 WEIGHTS = random_weights(CONFIG, seed=3)
 STEPS, ROWS, LENGTH = 2, 4, 24

@@ -43,7 +43,8 @@ class Cache:
     """The bookkeeping of a KV cache: how many tokens of each page are stored.
 
     The caller owns a cache; only a forward pass that has succeeded adds to it, so that one that
-    failed can be repeated. ``page_table`` [rows, 1] is a fixed cache's; a paged one has none.
+    failed can be repeated. What it writes over in pages that are used again is forgotten as soon as
+    it begins. ``page_table`` [rows, 1] is a fixed cache's; a paged one has none.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -186,6 +187,13 @@ class Cache:
     def _check_open(self) -> None:
         if self._closed:
             raise CacheError("the KV cache is closed: make a new one with new_cache()")
+
+
+def no_memory(tokens: int) -> CacheError:
+    """What is raised where a cache of so many tokens, over all rows, does not fit into memory."""
+    return CacheError(
+        f"the system has no memory for a KV cache of {tokens} tokens: take fewer rows or pages"
+    )
 
 
 def _starts(rows: list[int], positions: list[int], lengths: list[int]) -> dict[int, int]:

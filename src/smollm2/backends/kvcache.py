@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smollm2.batch import Batch, Ints
-from smollm2.cache import Cache, Layout
+from smollm2.cache import Cache, Layout, no_memory
 
 Floats = NDArray[np.float32]
 
@@ -32,11 +32,15 @@ class KVCache(Cache):
         return self._keys.nbytes + self._values.nbytes
 
     def prepare(self, batch: Batch) -> None:
-        """Check that a batch fits, as ``check`` does, and make room for it."""
+        """Check that a batch fits, as ``check`` does, make room, forget what it writes over.
+
+        Raises ``CacheError`` where there is no memory for it, too.
+        """
         needed = self.page_size if self.layout.paged else 0
         needed = max(needed, min(self.check(batch), self.page_size))
         if needed > self._keys.shape[3]:
             self._grow(needed)
+        self.forget(batch)
 
     def write(self, layer: int, slots: Ints, key: Floats, value: Floats) -> None:
         """Store keys and values [T, K, D] at their slots."""
@@ -70,7 +74,10 @@ class KVCache(Cache):
         room = min(-(-room // GRANULE) * GRANULE, self.page_size)
         used = self._keys.shape[3]
         shape = (*self._keys.shape[:3], room, self._keys.shape[4])
-        keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        try:
+            keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        except MemoryError:
+            raise no_memory(self.layout.pages * room) from None
         keys[:, :, :, :used] = self._keys
         values[:, :, :, :used] = self._values
         self._keys, self._values = keys, values

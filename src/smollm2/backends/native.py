@@ -13,7 +13,7 @@ import smollm2._native as _native
 from smollm2.backends.arena import matrices_of
 from smollm2.backends.rotary import rotary_tables
 from smollm2.batch import Batch, Ints
-from smollm2.cache import PAGE_SIZE, Cache, Layout
+from smollm2.cache import PAGE_SIZE, Cache, Layout, no_memory
 from smollm2.causal_lm import (
     LOGITS_CHUNK,
     LoadedModel,
@@ -157,6 +157,7 @@ class NativeModel(LoadedModel[NativeCache]):
             storage = _reserve(self.engine, self.kv, int(pages.max()) + 1)
         else:
             stored.check(batch)
+            stored.forget(batch)
             runs, pages = _runs(batch.rows, batch.positions), stored.pages_of(batch)
             storage = stored.storage
         cosines, sines = self._angles(max(batch.positions.tolist()) + 1)
@@ -192,9 +193,7 @@ def _reserve(engine: _native.Engine, kind: str, pages: int) -> _native.KvCache:
     try:
         return engine.new_cache(kind, pages)
     except MemoryError:
-        raise CacheError(
-            f"the system has no memory for a KV cache of {pages * PAGE_SIZE} tokens"
-        ) from None
+        raise no_memory(pages * PAGE_SIZE) from None
 
 
 def _runs(owners: Ints, positions: Ints) -> Ints:

@@ -47,18 +47,19 @@ class JaxCache(Cache):
         return sum(array.nbytes for stored in self.storage for array in stored)
 
     def prepare(self, batch: Batch) -> None:
-        """Check that a batch fits, as ``check`` does, and make room for it."""
+        """Check that a batch fits, as ``check`` does, make room, forget what it writes over."""
         longest = self.check(batch)
         room = self.page_size if self.layout.paged else room_of(longest)
         if not self.storage:
             self.storage = [self._empty(layers=layers, room=room) for layers in self._layers]
         elif room > self.storage[0].room:
             self.storage = [lengthened(stored, room) for stored in self.storage]
+        self.forget(batch)
 
-    def recover(self, batch: Batch, error: BaseException) -> None:
-        """After a forward that raised: forget what it may have written over, and what is lost.
+    def recover(self, error: BaseException) -> None:
+        """After a forward that raised: forget all tokens where the storage did not come back.
 
-        All tokens are where what it was given did not come back; a note of the error says so.
+        A note of the error says so.
         """
         whole = False
         try:
@@ -69,7 +70,6 @@ class JaxCache(Cache):
         except RuntimeError:  # deleted, or the same failure again: there is nothing in it
             pass
         finally:
-            self.forget(batch)
             if not whole:
                 self.storage = []
                 self.reset()

@@ -168,7 +168,7 @@ class JaxModel(LoadedModel[JaxCache]):
             result, stored.storage = compiled(weights, ints, stored.storage)
             finished = finish(result)
         except BaseException as error:
-            stored.recover(batch, error)
+            stored.recover(error)
             raise
         stored.advance(batch)
         return finished

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from smollm2.batch import Batch, Ints
-from smollm2.cache import Cache, Layout
+from smollm2.cache import Cache, Layout, no_memory
 
 GRANULE = 64
 """Storage grows in multiples of this many tokens a page, and at least doubles."""
@@ -46,13 +46,21 @@ class TorchCache(Cache):
         return sum(key.nbytes + value.nbytes for key, value in self.stored)
 
     def prepare(self, batch: Batch) -> None:
-        """Check that a batch fits, as ``check`` does, and make room for it."""
+        """Check that a batch fits, as ``check`` does, make room, forget what it writes over.
+
+        Raises ``CacheError`` where there is no memory for it, too.
+        """
         needed = self.page_size if self.layout.paged else 0
         needed = max(needed, min(self.check(batch), self.page_size))
         if needed > self.room:
             room = max(needed, 2 * self.room)
             room = min(-(-room // GRANULE) * GRANULE, self.page_size)
-            self.stored = [(_grown(key, room), _grown(value, room)) for key, value in self.stored]
+            try:
+                stored = [(_grown(key, room), _grown(value, room)) for key, value in self.stored]
+            except RuntimeError as error:  # which all of torch's allocators raise
+                raise no_memory(self.layout.pages * room) from error
+            self.stored = stored
+        self.forget(batch)
         for page, end in self.ends(batch).items():
             if self._written[page] > end:
                 self._clear(page, end, self._written[page])

@@ -36,6 +36,10 @@ class CompiledOps(TorchOps):
         super().__init__(config)
         self._block: Callable[..., Tensor] | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """What a copy begins with: the programs themselves are the process's, and found again."""
+        return {**self.__dict__, "_block": None}
+
     @_not_compiled
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, plan: Plan) -> Tensor:
         """Attention, at which a program ends and the next begins."""

@@ -75,6 +75,19 @@ class HuggingFaceModule(nn.Module):
     ) -> Tensor:
         """Hidden states [B, S, C] after the final norm."""
 
+    def __getattr__(self, name: str) -> Any:
+        """Parameters and modules; says which attributes are missing for want of transformers."""
+        if name in ("config", "generation_config") and find_spec("transformers") is None:
+            raise AttributeError(
+                f"a module's {name} is that of transformers, which is not installed: "
+                "pip install transformers"
+            )
+        return super().__getattr__(name)
+
+    def _get_name(self) -> str:
+        """What the Trainer knows causal models by: it shifts labels that it smooths by itself."""
+        return "LlamaForCausalLM"
+
     @cached_property
     def config(self) -> Any:
         """The architecture's numbers as transformers has them, which must be installed."""
@@ -152,8 +165,9 @@ class HuggingFaceModule(nn.Module):
 
 
 def _transformers() -> Any:
+    """The package. An ``AttributeError`` where it is missing leads to ``__getattr__``."""
     if find_spec("transformers") is None:
-        raise AttributeError("transformers is not installed")
+        raise AttributeError
     return import_module("transformers")
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from smollm2.backends import Backend, BackendOptions, given_options
 from smollm2.backends.dtypes import DTYPES, own_dtype
-from smollm2.backends.torch.compiled import CompiledOps
 from smollm2.backends.torch.model import TorchModel
 from smollm2.backends.torch.numerics import NUMERICS
+from smollm2.backends.torch.ops import TorchOps
 from smollm2.config import Config
 from smollm2.errors import InputError
 from smollm2.formats.tensorfile import DENSE_DTYPES
@@ -27,6 +27,7 @@ _BFLOAT16 = DENSE_DTYPES["BF16"]
 class TorchBackend:
     """Weights of any kind, made dense in one dtype on one device."""
 
+    @torch.inference_mode(mode=False)  # or what is loaded in it could never be trained
     def load(
         self, config: Config, weights: Weights[Any], **options: Unpack[BackendOptions]
     ) -> TorchModel:
@@ -61,9 +62,15 @@ class TorchBackend:
                 )
             return _sharded(config, weights, shared, device, getattr(torch, dtype), exact=exact)
         tensors = weights.map(lambda _, weight: _tensor(weight).to(device, getattr(torch, dtype)))
-        ops = CompiledOps(config) if compiled == "inductor" else None
+        ops = _compiled_ops(config) if compiled == "inductor" else None
         graphs = compiled == "cudagraphs"
         return TorchModel(config, tensors, exact=exact, ops=ops, graphs=graphs)
+
+
+def _compiled_ops(config: Config) -> TorchOps:
+    from smollm2.backends.torch.compiled import CompiledOps  # takes a second to import
+
+    return CompiledOps(config)
 
 
 def _sharded(

@@ -27,7 +27,6 @@ from smollm2.causal_lm import (
     check_choices,
     checked_cache,
     dense_traffic,
-    forgetting,
     learned_tokens,
 )
 from smollm2.config import Config
@@ -128,8 +127,7 @@ class TorchModel(LoadedModel[TorchCache]):
         check_choices(batch, choices)
 
         def finish(logits: Tensor) -> list[int]:
-            with forgetting(batch, cache):
-                return sampling.choose(logits, choices)
+            return sampling.choose(logits, choices)
 
         return self.agree(self._run(forward, batch, cache, finish))
 
@@ -161,7 +159,8 @@ class TorchModel(LoadedModel[TorchCache]):
         """What ``finish`` makes of the text's result; what was stored counts once that is done."""
         weights, ops = self.weights, self.ops
         stored = self._checked(batch, cache)
-        with torch.inference_mode(), switched(exact=self.exact):
+        own_dtype = torch.autocast(self.device.type, enabled=False)
+        with torch.inference_mode(), own_dtype, switched(exact=self.exact):
             if self._graphs is None or stored is None or not _is_decode(batch):
                 result = text(weights, ops, self._planner.plan(batch, stored))
             else:

@@ -6,9 +6,10 @@ ids, masks and positions are read from the device once a forward. B rows of S pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from operator import attrgetter
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -26,8 +27,31 @@ from smollm2.config import Config
 from smollm2.errors import InputError
 from smollm2.weights import Weights
 
-IntsLike = Tensor | NDArray[np.integer[Any]]
-"""Integers: a tensor of any device, or an array."""
+IntsLike = Tensor | NDArray[np.integer[Any]] | Sequence[Any]
+"""Integers: a tensor of any device, an array, or nested sequences."""
+
+FloatsLike = Tensor | NDArray[np.floating[Any]] | Sequence[float]
+"""Numbers: a tensor of any device, an array, or a sequence."""
+
+_OF_KERNELS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+"""What collators without padding tell kernels beside ``position_ids``, which say the same."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _untraced(method: Callable[P, R]) -> Callable[P, R]:
+    """``method`` as it is for ``torch.compile`` too, which does not get through its NumPy."""
+
+    @wraps(method)
+    def called(*arguments: P.args, **options: P.kwargs) -> R:
+        if torch.compiler.is_compiling():  # or the compiler would be imported by all
+            compiler: Any = torch.compiler  # whose functions have no types
+            untraced: Callable[P, R] = compiler.disable(method)
+            return untraced(*arguments, **options)
+        return method(*arguments, **options)
+
+    return called
 
 
 class SmolLM2Module(HuggingFaceModule):
@@ -51,7 +75,7 @@ class SmolLM2Module(HuggingFaceModule):
     ) -> None:
         super().__init__(config, ops)
         self.return_logits = return_logits
-        self._planners: dict[tuple[torch.device, bool], Planner] = {}
+        self._planners: dict[torch.device, Planner] = {}
         self._head_name = model.head_of(weights.map(lambda name, _: name))
         for name, weight in weights.items():
             place(self, name, nn.Parameter(weight))
@@ -67,9 +91,10 @@ class SmolLM2Module(HuggingFaceModule):
 
     @property
     def _head(self) -> Tensor:
-        head: Tensor = self.get_parameter(self._head_name)
+        head: Tensor = attrgetter(self._head_name)(self)
         return head
 
+    @_untraced
     def forward(
         self,
         input_ids: IntsLike,
@@ -93,7 +118,7 @@ class SmolLM2Module(HuggingFaceModule):
         Logits are made without ``labels``, and with them as ``return_logits`` says here or in the
         module. Raises ``InputError`` for what cannot be computed, before anything is.
         """
-        _refuse(others)
+        _refuse(others, position_ids)
         ids, positions, segments = _rows(input_ids, attention_mask, position_ids)
         shape = ids.shape
         targets = np.full(ids.size, NO_TARGET)
@@ -114,6 +139,7 @@ class SmolLM2Module(HuggingFaceModule):
             output["logits"] = self._spread(logits, part.places, ids.size).view(*shape, -1)
         return output
 
+    @_untraced
     def hidden_states(
         self,
         input_ids: IntsLike,
@@ -122,12 +148,13 @@ class SmolLM2Module(HuggingFaceModule):
         **others: object,
     ) -> Tensor:
         """Hidden states [B, S, C] after the final norm, 0 for padding; arguments of ``forward``."""
-        _refuse(others)
+        _refuse(others, position_ids)
         ids, positions, segments = _rows(input_ids, attention_mask, position_ids)
         part = packed(ids.reshape(-1), positions, segments, segments >= 0)
         states = self._spread(self._hidden(part.batch), part.places, ids.size)
         return states.view(*ids.shape, -1)
 
+    @_untraced
     def hidden_packed(self, tokens: IntsLike, positions: IntsLike, segments: IntsLike) -> Tensor:
         """Hidden states after the final norm [P, C] of sequences that lie side by side [P].
 
@@ -138,6 +165,7 @@ class SmolLM2Module(HuggingFaceModule):
         part = packed(*sequences, sequences[2] >= 0)
         return self._spread(self._hidden(part.batch), part.places, len(sequences[0]))
 
+    @_untraced
     def log_probs_packed(
         self, tokens: IntsLike, positions: IntsLike, segments: IntsLike, targets: IntsLike
     ) -> Tensor:
@@ -148,13 +176,14 @@ class SmolLM2Module(HuggingFaceModule):
         log_probs = self._log_probs(self._hidden(part.batch), chosen[part.places])
         return self._spread(log_probs, part.places, len(chosen))
 
+    @_untraced
     def loss_packed(
         self,
         tokens: IntsLike,
         positions: IntsLike,
         segments: IntsLike,
         targets: IntsLike,
-        weights: Tensor | NDArray[np.floating[Any]],
+        weights: FloatsLike,
     ) -> Tensor:
         """``-Σ weights · log p(target)``, a scalar in float32.
 
@@ -162,7 +191,10 @@ class SmolLM2Module(HuggingFaceModule):
         """
         sequences = _sequences(tokens, positions, segments)
         chosen = _host("targets", targets, 1, sequences[0].shape)
-        weighed = np.asarray(_on_host(torch.as_tensor(weights).float()))
+        weighed = _array("weights", weights)
+        if weighed.dtype.kind not in "fiub":
+            raise InputError(f"weights must be numbers, not {weighed.dtype}")
+        weighed = weighed.astype(np.float32)
         if weighed.shape != chosen.shape:
             raise InputError(
                 f"weights have shape {list(weighed.shape)}, targets {list(chosen.shape)}: they "
@@ -180,12 +212,11 @@ class SmolLM2Module(HuggingFaceModule):
         """Hidden states of the wanted tokens, [W, C]."""
         check_batch(self.architecture, batch)
         weights = self.weights
-        # What is made in inference mode cannot be saved for a backward pass
-        key = weights.token_embedding.device, torch.is_inference_mode_enabled()
-        planner = self._planners.get(key)
+        device = weights.token_embedding.device
+        planner = self._planners.get(device)
         if planner is None:
-            made = Planner(self.architecture, key[0], torch.float32)
-            planner = self._planners.setdefault(key, made)
+            made = Planner(self.architecture, device, torch.float32)
+            planner = self._planners.setdefault(device, made)
         return model.hidden(weights, self._ops, planner.plan(batch, None))
 
     def _log_probs(self, hidden: Tensor, targets: Indices) -> Tensor:
@@ -219,26 +250,35 @@ def place(root: nn.Module, name: str, parameter: nn.Parameter) -> None:
     root.register_parameter(last, parameter)
 
 
-def _refuse(others: Mapping[str, object]) -> None:
+def _refuse(others: Mapping[str, object], position_ids: object) -> None:
     """Raise ``InputError`` for an argument of transformers' models that asks for something."""
     for name, value in others.items():
-        asks = value is not None and value is not False
-        if asks and not (name == "return_dict" and value is True):
-            raise InputError(f"forward has no {name}={value!r:.80}: leave it out")
+        known = name in _OF_KERNELS and position_ids is not None
+        done = name == "return_dict" and value is True
+        if not (known or done or value is None or value is False):
+            shown = repr(value).partition("\n")[0]
+            raise InputError(f"forward has no {name}={shown:.80}: leave it out")
 
 
-def _on_host(value: object) -> object:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+def _array(name: str, value: object) -> NDArray[Any]:
+    """``value`` on the host. Raises ``InputError`` where NumPy makes no array of it."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise InputError(f"{name} must be numbers, in rows of one length") from None
 
 
 def _host(name: str, value: object, dims: int, shape: tuple[int, ...] | None = None) -> Indices:
     """Integers as an array of so many dimensions, and of this shape if there is one."""
-    array = np.asarray(_on_host(value))
+    array = _array(name, value)
     if array.dtype.kind not in "iub":
-        raise InputError(f"{name} must be integers, not {array.dtype}")
+        raise InputError(f"{name} must be integers, not {getattr(value, 'dtype', array.dtype)}")
     if array.ndim != dims or array.size == 0 or shape not in (None, array.shape):
-        wanted = f"{dims} dimensions" if shape is None else f"shape {list(shape)}"
-        raise InputError(f"{name} have shape {list(array.shape)}, but must have {wanted}")
+        wanted = f"be {dims}-dimensional, not empty" if shape is None else f"have {list(shape)}"
+        raise InputError(f"{name} have shape {list(array.shape)}, but must {wanted}")
     return array.astype(np.int64)
 
 
@@ -264,7 +304,9 @@ def _sequences(
 
 
 def _divisor(count: Tensor | int | None, log_probs: Tensor) -> Tensor | int:
-    """What the sum is divided by: ``count``, or how many tokens are learned."""
+    """What the sum is divided by: ``count``, or how many tokens are learned; 1 where none is."""
+    if len(log_probs) == 0:
+        return 1
     if isinstance(count, Tensor):
         return count.to(log_probs.device)
-    return max(len(log_probs), 1) if count is None else count
+    return len(log_probs) if count is None else count

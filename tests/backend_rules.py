@@ -344,6 +344,23 @@ class BackendRules:
         got = model.forward(over_pages([[3, 1]], Span(0, 70, IDS[70:71])), cache)
         self.close(got[0], full(model, IDS[:71])[-1])
 
+    def test_what_a_batch_reads_it_does_not_write_over(self, model: CausalLM) -> None:
+        """One page twice in a row, or begun anew by one row while another still reads it."""
+        cache = model.new_paged_cache(5)
+        model.forward(over_pages([[3, 1]], Span(0, 0, IDS[:70])), cache)
+        for table, parts, message in [
+            ([[3, 3]], [Span(0, 64, [1])], "row 0 would write over place 0 of page 3, of which"),
+            ([[3, 3, 2]], [Span(0, 66, [1])], "row 0 would write over place 2 of page 3"),
+            ([[3], [3, 2]], [Span(0, 0, [5]), Span(1, 64, [1])], "reads 64 tokens: give the row a"),
+            ([[3, 2], [3]], [Span(0, 64, [1]), Span(1, 9, [5])], "row 1 would write over place 9"),
+        ]:
+            width = max(map(len, table))
+            padded = [pages + [0] * (width - len(pages)) for pages in table]
+            with pytest.raises(CacheError, match=message):
+                model.forward(over_pages(padded, *parts), cache)
+        got = model.forward(over_pages([[3, 1]], Span(0, 70, IDS[70:71])), cache)
+        self.close(got[0], full(model, IDS[:71])[-1])
+
     def test_a_page_may_be_used_again_from_its_start(self, model: CausalLM) -> None:
         """What it held before is gone, also where fewer tokens are written."""
         cache = model.new_paged_cache(3)

@@ -248,6 +248,8 @@ class BackendRules:
             model.new_cache(0)
         with pytest.raises(InputError, match="1000000000000 rows is too large"):
             model.new_cache(10**12)
+        with pytest.raises(InputError, match="8388608 rows of 256 tokens is too large"):
+            model.new_cache(2**23, 256)
         for wrong in (2.0, "2", True, np.ones(2, int)):
             with pytest.raises(InputError, match=r"^rows is .*: give a whole number$"):
                 model.new_cache(wrong)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from smollm2.backends import check_framework
@@ -19,6 +18,7 @@ from smollm2.checkpoint import Checkpoint, state_of
 from smollm2.errors import CheckpointError, InputError, MissingDependencyError
 from smollm2.export.binding import Bound, bind
 from smollm2.export.exported import Exported, check_free, kind_sizes
+from smollm2.files import naming, temporary_folder
 from smollm2.formats.tensorfile import DENSE_DTYPES, TensorEntry
 
 if TYPE_CHECKING:
@@ -175,15 +175,12 @@ def _write(
     """Write the file in a folder beside its place, check it there, and move it; returns bytes."""
     import onnx
 
-    with (
-        _naming(path),
-        TemporaryDirectory(prefix=".", suffix=".tmp", dir=path.parent) as folder,
-    ):
-        written = Path(folder) / path.name
+    with temporary_folder(path) as folder, naming(path, folder / path.name):
+        written = folder / path.name
         program.save(written, external_data=external)
         say(f"checking {path.name}")
         onnx.checker.check_model(written, full_check=True)
-        files = sorted(Path(folder).iterdir(), key=lambda file: file.name, reverse=True)
+        files = sorted(folder.iterdir(), key=lambda file: file.name, reverse=True)
         nbytes = sum(file.stat().st_size for file in files)
         for file in files:  # the weights first
             with file.open("rb+") as opened:
@@ -192,17 +189,6 @@ def _write(
     if not external:
         _data_file(path).unlink(missing_ok=True)
     return nbytes
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Have what the system says of its files name this one: a full disk, a folder of others."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
 
 
 def _data_file(path: Path) -> Path:

@@ -101,6 +101,7 @@ def test_names_shapes_and_metadata(graphs: Any) -> None:
     assert json.loads(metadata["smollm2.sizes"]) == {"Batch": 3, "S": 5, "MaxSeq": 16}
     assert Config.from_dict(json.loads(metadata["smollm2.config"])) == CONFIG
     assert metadata["smollm2.signature"].startswith("prefill(tokens [Batch, S], pos) → logits")
+    assert "finite everywhere" in metadata["smollm2.notes"]
 
 
 @pytest.mark.usefixtures("traced")
@@ -115,6 +116,7 @@ def test_weights_keep_their_names(checkpoint: Checkpoint, tmp_path: Path) -> Non
     for name, weight in checkpoint.weights.items():
         np.testing.assert_array_equal(onnx.numpy_helper.to_array(held[name]), weight)
     assert [item.name for item in tmp_path.iterdir()] == ["x.onnx"]
+    assert b".py" not in path.read_bytes(), "a place in the source of who exported"
 
 
 @pytest.mark.usefixtures("traced")

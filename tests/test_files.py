@@ -87,9 +87,12 @@ def test_errors_say_what_was_to_be_written(tmp_path: Path) -> None:
         atomic_write(folder / "y"),
     ):
         raise OSError(28, "No space left on device")
-    with pytest.raises(OSError, match="Is a directory: 'other'$"), atomic_write(path):
+    with pytest.raises(OSError, match=r"Is a directory: 'other'$"), atomic_write(path):
         raise OSError(21, "Is a directory", "other")
-    with pytest.raises(FormatError, match=rf"^{path}: is broken$"), temporary_folder(path) as folder:
+    with (
+        pytest.raises(FormatError, match=rf"^{path}: is broken$"),
+        temporary_folder(path) as folder,
+    ):
         raise FormatError(f"{folder}: is broken")
     with pytest.raises(FormatError, match=rf"^{path}: is broken$"), atomic_write(path) as file:
         raise FormatError(f"{file.name}: is broken")

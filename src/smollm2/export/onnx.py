@@ -60,9 +60,9 @@ def export_onnx(
 
     Nothing is checked when a graph runs: positions must continue what is stored, as the entries of
     this package ask for. All of the cache takes part in each step, with a weight of 0 behind what a
-    row holds: what was NaN there has to be made 0 before the row is used again. Weights are in the
+    row holds: so it must be finite, and what is NaN there has to be made 0. Weights are in the
     file, or beside it in ``<path>.data`` where they take more than 2 GB. Metadata say the entry,
-    its sizes and the config. ``say`` is told of each stage.
+    its sizes, the config, and what a caller has to keep to. ``say`` is told of each stage.
 
     Raises ``InputError`` for an unknown entry or dtype, sizes that do not fit the entry or the
     model, and a file that exists (unless ``force``), ``CheckpointError`` for weights that do not
@@ -139,7 +139,16 @@ def _program(checkpoint: Checkpoint, bound: Bound, dtype: str) -> ONNXProgram:
     # All rules of the optimizer take time that grows with the square of the graph.
     optimizer.fold_constants_ir(program.model)
     optimizer.remove_unused_nodes(program.model)
+    _forget_traces(program.model.graph)
     return program
+
+
+def _forget_traces(graph: Any) -> None:
+    """Drop what the exporter notes of itself: names in Python, and paths of this machine."""
+    values = (value for node in graph for value in node.outputs)
+    parts = (*graph, *graph.inputs, *graph.initializers.values(), *values)
+    for part in (graph, *parts):
+        part.metadata_props.clear()
 
 
 def _examples(bound: Bound, dtype: Any) -> dict[str, Tensor]:

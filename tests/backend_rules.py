@@ -469,3 +469,25 @@ class BackendRules:
         assert cache.lengths == (9,)
         difference = got @ WEIGHTS.token_embedding.T - full(model, IDS[:9])
         assert np.sqrt((difference**2).mean()) < 0.05
+
+
+class TableRules(BackendRules):
+    """Those of backends that call the operations of the table one by one."""
+
+    def test_a_failed_forward_can_be_repeated(
+        self, model: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Feature row 151: it fails between two layers, and nothing counts as stored."""
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("out of luck")
+
+        cache = model.new_cache(1, 32)
+        model.forward(spans(cache, Span(0, 0, IDS[:8])), cache)
+        batch = spans(cache, Span(0, 8, IDS[8:20]))
+        with monkeypatch.context() as patch:
+            patch.setattr(model.ops, "swiglu", broken)
+            with pytest.raises(RuntimeError, match="out of luck"):
+                model.forward(batch, cache)
+        assert cache.lengths == (8,)
+        self.close(model.forward(batch, cache)[0], full(model, IDS[:20])[-1])

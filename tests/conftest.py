@@ -1,4 +1,4 @@
-"""Fixtures that find real data, and say loudly what is missing."""
+"""Fixtures that find real data, and say loudly what is missing; an empty place to work in."""
 
 from __future__ import annotations
 
@@ -39,3 +39,12 @@ def real_gguf() -> Path:
     except DownloadError as error:
         missing(f"no real weights: {error}")
     return path if path.suffix == ".gguf" else next(path.glob("*.gguf"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder and an empty store."""
+    monkeypatch.setenv("SMOLLM2_HOME", str(tmp_path / "home"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"

@@ -31,7 +31,7 @@ from smollm2.errors import InputError  # noqa: E402
 from smollm2.model import forward  # noqa: E402
 from smollm2.quantize import Quantized  # noqa: E402
 from smollm2.sampling import Choice, Sampler, SamplingParams  # noqa: E402
-from tests.backend_rules import CONFIG, IDS, WEIGHTS, BackendRules, full, in_parts, spans  # noqa: E402
+from tests.backend_rules import CONFIG, IDS, WEIGHTS, TableRules, full, in_parts, spans  # noqa: E402
 from tests.entry_rules import EntryRules  # noqa: E402
 from tests.tiny import random_weights, tiny_config  # noqa: E402
 
@@ -57,7 +57,7 @@ def model() -> TorchModel:
     return backend.load(CONFIG, WEIGHTS)
 
 
-class TestRules(BackendRules):
+class TestRules(TableRules):
     """What every backend keeps to."""
 
 
@@ -338,22 +338,6 @@ def test_every_weight_gets_a_gradient_without_a_cache() -> None:
 
 
 # The life of a model
-
-
-def test_a_failed_forward_can_be_repeated(model: TorchModel, monkeypatch: Any) -> None:
-    cache = model.new_cache(1, 32)
-    model.forward(spans(cache, Span(0, 0, IDS[:8])), cache)
-    batch = spans(cache, Span(0, 8, IDS[8:20]))
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("out of luck")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model.ops, "swiglu", broken)
-        with pytest.raises(RuntimeError, match="out of luck"):
-            model.forward(batch, cache)
-    assert cache.lengths == (8,)
-    close(model.forward(batch, cache)[0], full(model, IDS[:20])[-1])
 
 
 def test_a_closed_model_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -79,7 +80,7 @@ def export_gguf(
         raise InputError(f"quant is {quant!r:.80}: it must be one of {', '.join(GGUF_QUANTS)}")
     check_free(path, ".gguf", force=force)
     plan = _Plan(checkpoint, quant)
-    source = checkpoint.path
+    source = Path(os.path.abspath(checkpoint.path))  # "." and ".." have no names
     name = name or (source.name if source.is_dir() else source.stem)
     metadata, remarks = _metadata(checkpoint, name, plan.file_type)
     count, done = len(plan.tensors), 0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from smollm2.causal_lm import whole_number
 from smollm2.checkpoint import Checkpoint, load_checkpoint, side_files, state_of
 from smollm2.errors import CheckpointError, InputError
-from smollm2.export.exported import Exported, Progress, kind_sizes
+from smollm2.export.exported import Exported, Making, Progress, kind_sizes
 from smollm2.files import atomic_write, json_bytes, naming, temporary_folder, temporary_name
 from smollm2.formats.safetensors import stream_safetensors
 from smollm2.formats.tensorfile import DENSE_DTYPES, TensorEntry
@@ -77,7 +77,7 @@ def save_checkpoint(
         for name, data in side_files(checkpoint).items():
             with atomic_write(temporary / name) as file:
                 file.write(data)
-        _write_weights(temporary, state, shards, progress)
+        _write_weights(temporary, state, shards, Making(checkpoint.path, len(state), progress))
         load_checkpoint(temporary)
     return Exported(
         folder,
@@ -155,16 +155,11 @@ def _write_weights(
     folder: Path,
     state: State,
     shards: Mapping[str, Sequence[TensorEntry]],
-    progress: Progress | None,
+    making: Making,
 ) -> None:
-    done = 0
-
     def make(entry: TensorEntry) -> NDArray[Any]:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(entry, done, len(state))
-        return as_dense(state[entry.name], entry.kind)
+        with making.of(entry):
+            return as_dense(state[entry.name], entry.kind)
 
     for name, entries in shards.items():
         stream_safetensors(folder / name, entries, make, {"format": "pt"})

@@ -51,10 +51,17 @@ class Making:
         self._done += 1
         if self._progress is not None:
             self._progress(tensor, self._done, self._count)
-        try:
+        with naming_tensor(self._source, tensor.name):
             yield
-        except InputError as error:
-            raise InputError(f"{self._source}: {tensor.name}: {error}") from None
+
+
+@contextmanager
+def naming_tensor(source: Path, name: str) -> Iterator[None]:
+    """Have an ``InputError`` say which tensor of which checkpoint it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{source}: {name}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,16 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from smollm2.backends import check_framework
 from smollm2.checkpoint import Checkpoint, state_of
 from smollm2.errors import CheckpointError, InputError, MissingDependencyError
 from smollm2.export.binding import Bound, bind
-from smollm2.export.exported import Exported, check_free, kind_sizes
+from smollm2.export.exported import Exported, check_free, kind_sizes, naming_tensor
 from smollm2.files import naming, temporary_folder
 from smollm2.formats.tensorfile import DENSE_DTYPES, TensorEntry
+from smollm2.quantize import Weight, as_dense
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,9 +68,9 @@ def export_onnx(
     its sizes, the config, and what a caller has to keep to. ``say`` is told of each stage.
 
     Raises ``InputError`` for an unknown entry or dtype, sizes that do not fit the entry or the
-    model, and a file that exists (unless ``force``), ``CheckpointError`` for weights that do not
-    fit the config, ``MissingDependencyError`` where torch, onnx or onnxscript is not installed, and
-    ``OSError``.
+    model, weights that the dtype has no room for, and a file that exists (unless ``force``),
+    ``CheckpointError`` for weights that do not fit the config, ``MissingDependencyError`` where
+    torch, onnx or onnxscript is not installed, and ``OSError``.
     """
     began = time.perf_counter()
     path = Path(path).absolute()
@@ -118,12 +121,14 @@ def _program(checkpoint: Checkpoint, bound: Bound, dtype: str) -> ONNXProgram:
     import torch
     from onnxscript import optimizer
 
-    from smollm2.backends.torch import TorchBackend
     from smollm2.export.graph import EntryGraph
 
-    model = TorchBackend().load(checkpoint.config, checkpoint.weights, dtype=dtype)
-    graph = EntryGraph(bound, model.weights)
-    examples = _examples(bound, model.dtype)
+    def tensor(name: str, weight: Weight) -> Tensor:
+        with naming_tensor(checkpoint.path, name):
+            return torch.from_numpy(np.array(as_dense(weight, ONNX_DTYPES[dtype])))
+
+    graph = EntryGraph(bound, checkpoint.weights.map(tensor))
+    examples = _examples(bound, getattr(torch, dtype))
     with _quiet():
         traced = torch.export.export(graph, tuple(examples.values()))
         program = torch.onnx.export(

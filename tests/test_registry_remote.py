@@ -41,19 +41,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def hub(model: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A hub that has the model, and an empty store."""
-    monkeypatch.setenv("SMOLLM2_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("NO_PROXY", "*")
-    for key in ("SMOLLM2_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(key, raising=False)
     with fake_hub() as hub:
         hub.files = {**contents(model), "README.md": b"# other"}
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         yield hub
 
 
-def test_of_weights_only_the_headers_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
+def test_of_weights_only_the_headers_are_fetched(hub: FakeHub, store: Path) -> None:
     """Feature row 110; nothing comes into the store, whatever size the first request has."""
     header = 8 + int.from_bytes(hub.files[WEIGHTS][:8], "little")
     for first, requests in ((2**18, 1), (100, 2), (header, 1)):
@@ -66,7 +62,7 @@ def test_of_weights_only_the_headers_are_fetched(hub: FakeHub, tmp_path: Path) -
         assert {file.name for file in snapshot.files} == {*hub.files} - {"README.md"}
         assert len(hub.gets(WEIGHTS)) == requests
         assert hub.served[WEIGHTS] <= max(first, first % header + header)
-    assert not (tmp_path / "home").exists()
+    assert not store.exists()
 
 
 def test_a_hub_that_sends_all_or_shards(hub: FakeHub, model: Path, tmp_path: Path) -> None:

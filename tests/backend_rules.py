@@ -351,10 +351,10 @@ class BackendRules:
         cache = model.new_paged_cache(5)
         model.forward(over_pages([[3, 1]], Span(0, 0, IDS[:70])), cache)
         for table, parts, message in [
-            ([[3, 3]], [Span(0, 64, [1])], "row 0 would write over place 0 of page 3, of which"),
-            ([[3, 3, 2]], [Span(0, 66, [1])], "row 0 would write over place 2 of page 3"),
-            ([[3], [3, 2]], [Span(0, 0, [5]), Span(1, 64, [1])], "reads 64 tokens: give the row a"),
-            ([[3, 2], [3]], [Span(0, 64, [1]), Span(1, 9, [5])], "row 1 would write over place 9"),
+            ([[3, 3]], [Span(0, 64, [1])], "row 0 reads 64 tokens of page 3, but .* place 0 of it"),
+            ([[3, 3, 2]], [Span(0, 66, [1])], "row 0 reads 64 tokens of page 3, but .* place 2"),
+            ([[3], [3, 2]], [Span(0, 0, [5]), Span(1, 64, [1])], "row 1 reads 64 tokens of page 3"),
+            ([[3, 2], [3]], [Span(0, 64, [1]), Span(1, 9, [5])], "page 3, but .* over place 9"),
         ]:
             width = max(map(len, table))
             padded = [pages + [0] * (width - len(pages)) for pages in table]

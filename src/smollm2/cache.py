@@ -124,7 +124,10 @@ class Cache:
 
     def _check_pages(self, batch: Batch, starts: Mapping[int, int]) -> None:
         """That the pages of all rows exist, and hold and keep what comes before their starts."""
-        read: dict[int, int] = {}
+        written: dict[int, int] = {}  # of each page, from which place on
+        for slot in batch.slots.tolist():
+            page, place = divmod(slot, self.page_size)
+            written[page] = min(place, written.get(page, place))
         for row, start in starts.items():
             length = int(batch.lengths[row])
             pages: list[int] = batch.page_table[row, : -(-length // self.page_size)].tolist()
@@ -140,14 +143,11 @@ class Cache:
                         f"page {page} of row {row} holds {self._filled[page]} tokens, but the "
                         f"batch reads {needed} of it"
                     )
-                read[page] = max(needed, read.get(page, 0))
-        for row, slot in zip(batch.rows.tolist(), batch.slots.tolist(), strict=True):
-            page, place = divmod(slot, self.page_size)
-            if place < read[page]:
-                raise CacheError(
-                    f"row {row} would write over place {place} of page {page}, of which the batch "
-                    f"reads {read[page]} tokens: give the row a page of its own"
-                )
+                if written.get(page, needed) < needed:
+                    raise CacheError(
+                        f"row {row} reads {needed} tokens of page {page}, but the batch writes "
+                        f"over place {written[page]} of it: rows write to pages of their own"
+                    )
 
     def advance(self, batch: Batch) -> None:
         """Count the batch's tokens as stored: called once a forward pass is through."""

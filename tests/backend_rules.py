@@ -263,6 +263,8 @@ class BackendRules:
             model.new_cache(0)
         with pytest.raises(InputError, match="1000000000000 rows is too large"):
             model.new_cache(10**12)
+        with pytest.raises(InputError, match="8388608 rows of 256 tokens is too large"):
+            model.new_cache(2**23, 256)
         for wrong in (2.0, "2", True, np.ones(2, int)):
             with pytest.raises(InputError, match=r"^rows is .*: give a whole number$"):
                 model.new_cache(wrong)
@@ -356,6 +358,23 @@ class BackendRules:
                 model.forward(over_pages(table, *parts), cache)
         with pytest.raises(CacheError, match="for pages of 32 tokens, but those of the cache have"):
             model.forward(spans(model.new_cache(4, 32), Span(0, 0, IDS[:2])), cache)
+        got = model.forward(over_pages([[3, 1]], Span(0, 70, IDS[70:71])), cache)
+        self.close(got[0], full(model, IDS[:71])[-1])
+
+    def test_what_a_batch_reads_it_does_not_write_over(self, model: CausalLM) -> None:
+        """One page twice in a row, or begun anew by one row while another still reads it."""
+        cache = model.new_paged_cache(5)
+        model.forward(over_pages([[3, 1]], Span(0, 0, IDS[:70])), cache)
+        for table, parts, message in [
+            ([[3, 3]], [Span(0, 64, [1])], "row 0 reads 64 tokens of page 3, but .* place 0 of it"),
+            ([[3, 3, 2]], [Span(0, 66, [1])], "row 0 reads 64 tokens of page 3, but .* place 2"),
+            ([[3], [3, 2]], [Span(0, 0, [5]), Span(1, 64, [1])], "row 1 reads 64 tokens of page 3"),
+            ([[3, 2], [3]], [Span(0, 64, [1]), Span(1, 9, [5])], "page 3, but .* over place 9"),
+        ]:
+            width = max(map(len, table))
+            padded = [pages + [0] * (width - len(pages)) for pages in table]
+            with pytest.raises(CacheError, match=message):
+                model.forward(over_pages(padded, *parts), cache)
         got = model.forward(over_pages([[3, 1]], Span(0, 70, IDS[70:71])), cache)
         self.close(got[0], full(model, IDS[:71])[-1])
 
@@ -465,3 +484,25 @@ class BackendRules:
         assert cache.lengths == (9,)
         difference = got @ WEIGHTS.token_embedding.T - full(model, IDS[:9])
         assert np.sqrt((difference**2).mean()) < 0.05
+
+
+class TableRules(BackendRules):
+    """Those of backends that call the operations of the table one by one."""
+
+    def test_a_failed_forward_can_be_repeated(
+        self, model: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Feature row 151: it fails between two layers, and nothing counts as stored."""
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("out of luck")
+
+        cache = model.new_cache(1, 32)
+        model.forward(spans(cache, Span(0, 0, IDS[:8])), cache)
+        batch = spans(cache, Span(0, 8, IDS[8:20]))
+        with monkeypatch.context() as patch:
+            patch.setattr(model.ops, "swiglu", broken)
+            with pytest.raises(RuntimeError, match="out of luck"):
+                model.forward(batch, cache)
+        assert cache.lengths == (8,)
+        self.close(model.forward(batch, cache)[0], full(model, IDS[:20])[-1])

@@ -1,4 +1,4 @@
-"""Fixtures that find real data, and say loudly what is missing."""
+"""Fixtures that find real data, and say loudly what is missing; an empty place to work in."""
 
 from __future__ import annotations
 
@@ -51,3 +51,21 @@ def real_gguf() -> Path:
     except DownloadError as error:
         missing(f"no real weights: {error}")
     return path if path.suffix == ".gguf" else next(path.glob("*.gguf"))
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of an empty store, and an environment that says nothing of hubs and networks."""
+    monkeypatch.setenv("SMOLLM2_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    for key in ("SMOLLM2_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
+        monkeypatch.delenv(key, raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def place(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, and an empty store."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"

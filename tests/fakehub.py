@@ -137,17 +137,21 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.damage[name] > 0:
             hub.damage[name] -= 1
             content = content[:-1] + bytes([content[-1] ^ 1])
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(asked[1]) if asked and hub.ranges else 0
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not asked or not hub.ranges:
+            asked = None
+        start = int(asked[1]) if asked else 0
         if start and start >= len(content):
             self._send(416, b"", {"Content-Range": f"bytes */{len(content)}"})
             return
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - start))
+        part = content[start : int(asked[2]) + 1 if asked and asked[2] else None]
+        self.send_response(206 if asked else 200)
+        if asked:
+            last = start + len(part) - 1
+            self.send_header("Content-Range", f"bytes {start}-{last}/{len(content)}")
+        self.send_header("Content-Length", str(len(part)))
         self.end_headers()
-        self._body(name, content[start:])
+        self._body(name, part)
 
     def _body(self, name: str, body: bytes) -> None:
         hub = self.hub

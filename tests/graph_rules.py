@@ -20,7 +20,7 @@ from smollm2.backends import get_backend
 from smollm2.cache import Cache
 from smollm2.causal_lm import NO_TARGET, CausalLM
 from smollm2.entries import ENTRIES
-from tests.entry_inputs import SIZES, Arrays, page_table, random_inputs
+from tests.entry_inputs import PAGE, SIZES, Arrays, page_table, random_inputs
 from tests.tiny import random_weights, tiny_config
 
 CONFIG = tiny_config()
@@ -172,6 +172,24 @@ class GraphRules:
         for key, value in call(name, inputs).items():
             slots = slice(None, -1) if key.startswith("new_cache") else slice(None)  # bar scratch
             np.testing.assert_array_equal(value[slots], first[key][slots])
+
+    def test_what_nothing_was_stored_in_may_be_any_number(
+        self, fixed: Both, paged: Both, rng: np.random.Generator
+    ) -> None:
+        """Its weight is 0, so that only NaN and infinity would be seen: the notes say so."""
+        for both, first, then in (
+            (fixed, "prefill", "decode"),
+            (paged, "prefill_paged", "decode_paged"),
+        ):
+            both.stored = {key: part + 9 for key, part in both.stored.items()}
+            table = page_table(rng) if both is paged else None
+            made = random_inputs(first, rng, [0] * 3, table=table)
+            both(first, made)
+            stored = [5] * 3
+            if table is not None:
+                counts = np.bincount(made["rows"][made["slots"] >= PAGE], minlength=3)
+                stored = counts.tolist()
+            both(then, random_inputs(then, rng, stored, table=table))
 
     def test_greedy_steps(self, fixed: Both, rng: np.random.Generator) -> None:
         fixed("prefill", random_inputs("prefill", rng, [0] * 3))

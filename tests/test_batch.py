@@ -87,9 +87,23 @@ TABLE = np.arange(2, dtype=np.int32)[:, None]
         ([Span(-1, 0, [1])], CacheError, "row -1 is not in a cache of 2 rows"),
         ([Span(0, 0, [1]), Span(0, 1, [2])], CacheError, "row 0 appears twice"),
         ([Span(0, 6, [1, 2, 3])], CacheError, "cache of 8 tokens a row is too small for 9 tokens"),
-        ([Span(0, -1, [1])], CacheError, "cannot start at position -1"),
+        ([Span(0, -1, [1])], InputError, "cannot start at position -1"),
+        ([Span(0, 0, [1, -(2**40)])], InputError, "32 bits: -1099511627776 has more"),
     ],
 )
 def test_what_does_not_fit_is_refused(spans, error, message) -> None:
     with pytest.raises(error, match=message):
         Batch.build(spans, page_table=TABLE, page_size=8)
+
+
+@pytest.mark.parametrize(
+    ("spans", "number"),
+    [
+        ([Span(0, 2**31 - 1, [1])], 2**31),
+        ([Span(0, 2**30, [1]), Span(0, 0, [1]), Span(0, 0, [1])], 2**31 + 2),
+    ],
+)
+def test_positions_have_32_bits(spans: list[Span], number: int) -> None:
+    """Those of the slots too, which follow from them."""
+    with pytest.raises(InputError, match=f"{number} has more"):
+        Batch.build(spans)

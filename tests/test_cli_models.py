@@ -26,21 +26,12 @@ from tests.tiny import random_weights, tiny_config, write_gguf
 NAME = "smollm2-135m-instruct"
 FILES = [*NEEDED]
 Capture = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.usefixtures("store")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("cli") / "model")
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty store."""
-    monkeypatch.setenv("SMOLLM2_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("NO_PROXY", "*")
-    for key in ("SMOLLM2_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(key, raising=False)
-    return tmp_path / "home"
 
 
 @pytest.fixture
@@ -54,13 +45,13 @@ def fetched(err: str) -> list[str]:
     return [line.split()[1] for line in err.splitlines() if line.startswith("fetching ")]
 
 
-def test_pull_in_a_pipe(hub: FakeHub, home: Path, capsys: Capture) -> None:
+def test_pull_in_a_pipe(hub: FakeHub, store: Path, capsys: Capture) -> None:
     """cases: feature 49: plain lines on stderr, the path on stdout; once is enough"""
     for options, names in ([], FILES), ([], []), (["--force"], FILES):
         assert main(["pull", NAME, *options]) == 0
         out, err = capsys.readouterr()
         path = Path(out.rstrip("\n"))
-        assert path.is_relative_to(home)
+        assert path.is_relative_to(store)
         assert sorted(fetched(err)) == sorted(names)
         assert err.splitlines()[-1] == f"{NAME} is here: 1.0 MB from hub"
     assert (path / "model.safetensors").read_bytes() == NEEDED["model.safetensors"]
@@ -72,7 +63,7 @@ def test_a_broken_connection_is_one_line_still(hub: FakeHub, capsys: Capture) ->
     assert sorted(fetched(capsys.readouterr().err)) == sorted(FILES)
 
 
-def test_pull_in_a_terminal(hub: FakeHub, home: Path) -> None:
+def test_pull_in_a_terminal(hub: FakeHub, store: Path) -> None:
     hub.cut["model.safetensors"] = 1
     with Screen("pull", NAME, "--no-prepare") as screen:
         assert screen.exit_code() == 0
@@ -81,7 +72,7 @@ def test_pull_in_a_terminal(hub: FakeHub, home: Path) -> None:
     assert all("━" * 10 in bar for bar in bars)
     assert "1.0/1.0 MB" in bars[-1]
     assert said == f"{NAME} is here: 1.0 MB from hub"
-    assert str(home) in path
+    assert str(store) in path
     with Screen("pull", NAME, "--force", NO_COLOR="1") as screen:
         assert screen.exit_code() == 0
         assert "\x1b" not in screen.raw
@@ -257,9 +248,9 @@ def test_tokenize_counts_for_a_person(model: Path) -> None:
             assert screen.lines[-1] == count
 
 
-def test_where_a_model_is_from(model: Path, home: Path, capsys: Capture) -> None:
+def test_where_a_model_is_from(model: Path, store: Path, capsys: Capture) -> None:
     """What was pulled has its revision; the home folder is ``~``, to a person alone."""
-    folder = home / "models" / NAME
+    folder = store / "models" / NAME
     folder.parent.mkdir(parents=True)
     shutil.copytree(model, folder)
     files = {
@@ -279,16 +270,16 @@ def test_where_a_model_is_from(model: Path, home: Path, capsys: Capture) -> None
     facts = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert (facts["source"], facts["path"]) == ("hub, revision 0a1b2c3d", str(folder))
     for command in ["list"], ["show", NAME]:
-        with Screen(*command, HOME=str(home.parent)) as screen:
+        with Screen(*command, HOME=str(store.parent)) as screen:
             assert screen.exit_code() == 0
             assert f"~/home/models/{NAME}" in "\n".join(screen.lines)
             assert str(folder) not in screen.raw
 
 
 def test_a_store_that_cannot_be_read_does_not_matter(
-    model: Path, home: Path, capsys: Capture
+    model: Path, store: Path, capsys: Capture
 ) -> None:
-    home.write_text("", encoding="utf-8")
+    store.write_text("", encoding="utf-8")
     assert main(["show", str(model)]) == 0
     assert "source\tlocal" in capsys.readouterr().out
 

@@ -10,6 +10,7 @@ import pytest
 
 from smollm2.backends import get_backend
 from smollm2.backends.dtypes import DTYPES, own_dtype
+from smollm2.errors import InputError
 from smollm2.quantize import Quantized
 from smollm2.weights import EMBEDDING, Weights
 from tests.tiny import BFLOAT16, random_weights, tiny_config
@@ -60,3 +61,16 @@ def test_nothing_of_a_checkpoint_is_rounded(backend: str, case: str) -> None:
     for options in ({}, {"dtype": None}):
         model: Any = get_backend(backend).load(CONFIG, weights, **options)
         assert str(model.dtype).removeprefix("torch.") == expected
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_float16_that_has_no_room_for_a_weight(backend: str) -> None:
+    """It would be an infinity, and logits NaN; one that is stored stays."""
+    pytest.importorskip(backend)
+    weights = random_weights(CONFIG)
+    weights.blocks[1].mlp.down[3, 4] = -1e5
+    with pytest.raises(InputError, match=r"^model\.layers\.1\.mlp\.down_proj.* too large for F16"):
+        get_backend(backend).load(CONFIG, weights, dtype="float16")
+    get_backend(backend).load(CONFIG, weights, dtype="bfloat16")
+    weights.blocks[1].mlp.down[3, 4] = np.inf
+    get_backend(backend).load(CONFIG, weights, dtype="float16")

@@ -147,6 +147,13 @@ def test_a_cache_of_another_kind_is_named(name: str) -> None:
             getattr(entries, name)(MODEL, cache, **CALLS[name])
 
 
+def test_a_result_of_no_token_is_any_number_below_0() -> None:
+    """Also below the number of tokens."""
+    one = {"tokens": [5], "rows": [0], "positions": [0], "segments": [0]}
+    expected = call("prefill_packed", {**one, "last": [0, -1]})
+    np.testing.assert_array_equal(call("prefill_packed", {**one, "last": [0, -7]}), expected)
+
+
 @pytest.mark.parametrize(
     ("name", "wrong", "message"),
     [
@@ -162,9 +169,13 @@ def test_a_cache_of_another_kind_is_named(name: str) -> None:
             {"tokens": [[1, 2**80]]},
             "tokens must be integers of 32 bits, not larger ones",
         ),
-        ("generate", {"steps": "3"}, "the number of steps must be integers, not <U1"),
-        ("generate", {"steps": [3, 4]}, r"generate cannot take \[3, 4\] steps: give one number"),
-        ("generate_until", {"max_new": -1}, "generate_until cannot take -1 steps: give one number"),
+        ("generate", {"steps": "3"}, "the number of steps is '3': give a whole number"),
+        ("generate", {"steps": [3, 4]}, r"the number of steps is \[3, 4\]: give a whole number"),
+        ("generate_until", {"max_new": -1}, "generate_until cannot take -1 steps"),
+        ("sample", {"key": None}, "key is None: give a whole number"),
+        ("sample", {"key": -1}, "seed must be an integer from 0"),
+        ("forward", {"position_ids": [2**31 - 2, 2**31 - 1]}, "have 32 bits: 4294967295 has more"),
+        ("hidden_packed", {"positions": [-2, -1, 0]}, "cannot start at position -2"),
         ("generate_until", {"eos": None}, "eos must be integers of 32 bits, not NoneType"),
         ("loss_packed", {"weights": ["1", "2", "3"]}, r"weights must be numbers \[3\], not <U1"),
         ("loss_packed", {"weights": [1, 2, 1e39]}, "weights must be finite numbers of 32 bits"),

@@ -55,6 +55,15 @@ def test_names_and_facts_that_every_graph_has() -> None:
     assert (facts["smollm2.entry"], facts["smollm2.dtype"]) == ("generate_until", "float16")
 
 
+def test_notes_say_what_shapes_do_not() -> None:
+    notes = {name: bind(name, CONFIG, sizes_of(entry)).notes for name, entry in ENTRIES.items()}
+    for name, entry in ENTRIES.items():
+        assert ("slot b * MaxSeq + p" in notes[name]) == (entry.cache == "fixed")
+        assert ("slot n * 64 + p" in notes[name]) == (entry.cache == "paged")
+        assert ("key + b" in notes[name]) == (name == "sample")
+        assert "Nothing is checked" in notes[name]
+
+
 @pytest.mark.parametrize(
     ("entry", "given_as", "own"),
     [

@@ -245,8 +245,10 @@ def test_ids_that_end_an_answer(tmp_path: Path) -> None:
     )
 
 
-def test_the_name_of_the_model(tmp_path: Path) -> None:
+def test_the_name_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = folder(tmp_path / "SmolLM2-1.7B")
+    monkeypatch.chdir(source)
+    assert name_in(export_gguf(load_checkpoint("."), tmp_path / "w.gguf").path) == source.name
     assert name_in(export_gguf(load_checkpoint(source), tmp_path / "x.y.gguf").path) == source.name
     again = load_checkpoint(tmp_path / "x.y.gguf")
     assert name_in(export_gguf(again, tmp_path / "z.gguf").path) == "x.y"

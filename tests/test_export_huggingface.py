@@ -230,8 +230,11 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
     assert names(tmp_path) == ["hf", "x"]
 
 
-def test_a_folder_that_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old one gets its name back."""
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_folder_that_cannot_be_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """The old one gets its name back, and is the one that is named."""
     source = load_checkpoint(folder(tmp_path / "hf"))
     save_checkpoint(source, tmp_path / "x")
     rename = Path.replace
@@ -240,12 +243,12 @@ def test_a_folder_that_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.Mon
     def fail_once(self: Path, target: Path) -> Path:
         if self.is_dir():
             calls.append(target)
-            if len(calls) == 2:
-                raise OSError(28, "No space left on device")
+            if len(calls) == place:
+                raise OSError(28, "No space left on device", str(self), None, str(target))
         return rename(self, target)
 
     monkeypatch.setattr(Path, "replace", fail_once)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'x'}'$"):
         save_checkpoint(source, tmp_path / "x", force=True)
     assert names(tmp_path / "x") == names(tmp_path / "hf")
     assert names(tmp_path) == ["hf", "x"]
@@ -260,7 +263,22 @@ def test_a_broken_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     source = load_checkpoint(folder(tmp_path / "hf"))
     monkeypatch.setattr(safetensors, "open_safetensors", damaged)
-    with pytest.raises(FormatError, match="reads otherwise than it was written"):
+    message = rf"^{tmp_path / 'x' / 'model.safetensors'}: tensor .* reads otherwise than it was"
+    with pytest.raises(FormatError, match=message):
+        save_checkpoint(source, tmp_path / "x")
+    assert names(tmp_path) == ["hf"]
+
+
+def test_a_full_disk_is_told_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the name that it was to have. Cases: W12."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    source = load_checkpoint(folder(tmp_path / "hf"))
+    monkeypatch.setattr(safetensors, "_packed", full)
+    message = f"No space left on device: '{tmp_path / 'x' / 'model.safetensors'}'$"
+    with pytest.raises(OSError, match=message):
         save_checkpoint(source, tmp_path / "x")
     assert names(tmp_path) == ["hf"]
 
@@ -270,6 +288,7 @@ def test_a_broken_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         ({"dtype": "int8"}, "dtype is 'int8': it must be one of float32, bfloat16, float16"),
         ({"max_shard_size": 0}, "max_shard_size is 0: it must be a number of bytes"),
+        ({"max_shard_size": "5GB"}, "max_shard_size is '5GB': give a whole number"),
     ],
 )
 def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -284,7 +303,7 @@ def test_values_that_a_dtype_has_no_room_for(tmp_path: Path) -> None:
     weights = random_weights(config)
     weights.blocks[1].mlp.down[3, 4] = -1e5
     source = load_checkpoint(write_hf(tmp_path / "hf", config, weights))
-    with pytest.raises(InputError, match=r"up to 1e\+05 are too large for F16"):
+    with pytest.raises(InputError, match=r"/hf: .*1\.mlp\.down.* 1e\+05 are too large for F16"):
         save_checkpoint(source, tmp_path / "x", dtype="float16")
     assert names(tmp_path) == ["hf"]
     save_checkpoint(source, tmp_path / "x", dtype="bfloat16")

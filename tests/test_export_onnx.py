@@ -23,7 +23,7 @@ from smollm2.export.binding import bind
 from smollm2.export.onnx import export_onnx
 from tests.entry_inputs import Arrays, sizes_of
 from tests.graph_rules import CACHES, CONFIG, WEIGHTS, GraphRules, Graphs
-from tests.tiny import tiny_config, write_hf
+from tests.tiny import random_weights, tiny_config, write_hf
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -101,6 +101,7 @@ def test_names_shapes_and_metadata(graphs: Any) -> None:
     assert json.loads(metadata["smollm2.sizes"]) == {"Batch": 3, "S": 5, "MaxSeq": 16}
     assert Config.from_dict(json.loads(metadata["smollm2.config"])) == CONFIG
     assert metadata["smollm2.signature"].startswith("prefill(tokens [Batch, S], pos) → logits")
+    assert "finite everywhere" in metadata["smollm2.notes"]
 
 
 @pytest.mark.usefixtures("traced")
@@ -115,6 +116,7 @@ def test_weights_keep_their_names(checkpoint: Checkpoint, tmp_path: Path) -> Non
     for name, weight in checkpoint.weights.items():
         np.testing.assert_array_equal(onnx.numpy_helper.to_array(held[name]), weight)
     assert [item.name for item in tmp_path.iterdir()] == ["x.onnx"]
+    assert b".py" not in path.read_bytes(), "a place in the source of who exported"
 
 
 @pytest.mark.usefixtures("traced")
@@ -145,6 +147,16 @@ def test_half_precision(checkpoint: Checkpoint, lm: CausalLM, tmp_path: Path) ->
     result = Graph(path)({"tokens": tokens})["logits"]
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, entries.next_token(lm, tokens), atol=0.03)
+
+
+def test_weights_that_a_dtype_has_no_room_for(tmp_path: Path) -> None:
+    """An infinity would be written in their place."""
+    weights = random_weights(CONFIG)
+    weights.blocks[1].mlp.down[3, 4] = -1e5
+    source = load_checkpoint(write_hf(tmp_path / "hf", CONFIG, weights))
+    with pytest.raises(InputError, match=r"/hf: .*1\.mlp\.down.* 1e\+05 are too large for F16"):
+        export_onnx(source, tmp_path / "x.onnx", entry="forward", sizes=TWO, dtype="float16")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
 @pytest.mark.usefixtures("traced")

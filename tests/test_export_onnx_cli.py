@@ -15,21 +15,13 @@ from smollm2.entries import ENTRIES
 from tests.cli_session import write_model
 
 Capture = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.usefixtures("place")
 PREFILL = ["--to", "onnx", "--entry", "prefill", "--bind", "B=1", "--bind", "S=8"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("export") / "tiny")
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder and an empty store."""
-    monkeypatch.setenv("SMOLLM2_HOME", str(tmp_path / "home"))
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here"
 
 
 def test_prefill_of_one_row(model: Path, place: Path, capsys: Capture) -> None:

@@ -107,6 +107,7 @@ def test_nothing_but_stablehlo_and_names(name: str, graphs: Any) -> None:
     assert program.facts["signature"] == entry.signature
     assert json.loads(program.facts["sizes"]) == sizes_of(entry)
     assert Config.from_dict(json.loads(program.facts["config"])) == CONFIG
+    assert ("finite everywhere" in program.facts["notes"]) == (entry.cache is not None)
 
 
 def test_programs_hold_no_weights_and_no_places(checkpoint: Checkpoint, tmp_path: Path) -> None:

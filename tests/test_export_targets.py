@@ -20,20 +20,12 @@ from tests.cli_session import write_model
 from tests.tiny import random_weights, tiny_config, write_gguf, write_hf
 
 Capture = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.usefixtures("place")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("export") / "tiny-1.7B")
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder and an empty store."""
-    monkeypatch.setenv("SMOLLM2_HOME", str(tmp_path / "home"))
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here"
 
 
 def names(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from smollm2.errors import FormatError, InputError
-from smollm2.files import atomic_write, parse_json, read_json, write_json
+from smollm2.files import atomic_write, parse_json, read_json, temporary_folder, write_json
 
 JSON = st.recursive(
     st.none()
@@ -75,6 +75,40 @@ def test_a_write_that_fails_leaves_nothing_behind(
             fail(target)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file.bin"]
+
+
+# cases: W12
+def test_errors_say_what_was_to_be_written(tmp_path: Path) -> None:
+    """Not the temporary names, of files, of folders and of what lies in those; nor other files."""
+    path = tmp_path / "x"
+    with (
+        pytest.raises(OSError, match=rf"No space left on device: '{path}/y'$"),
+        temporary_folder(path) as folder,
+        atomic_write(folder / "y"),
+    ):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(OSError, match=r"Is a directory: 'other'$"), atomic_write(path):
+        raise OSError(21, "Is a directory", "other")
+    with (
+        pytest.raises(FormatError, match=rf"^{path}: is broken$"),
+        temporary_folder(path) as folder,
+    ):
+        raise FormatError(f"{folder}: is broken")
+    with pytest.raises(FormatError, match=rf"^{path}: is broken$"), atomic_write(path) as file:
+        raise FormatError(f"{file.name}: is broken")
+    with pytest.raises(OSError, match=rf"'{path}/no'$"), temporary_folder(path) as folder:
+        (folder / "no").replace(tmp_path / "there")
+    with pytest.raises(OSError, match=rf"'{path}/y/x'$"), atomic_write(path / "y" / "x"):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_was_renamed_stays(tmp_path: Path) -> None:
+    with temporary_folder(tmp_path / "x") as folder:
+        (folder / "y").write_text("whole")
+        folder.replace(tmp_path / "x")
+    assert os.listdir(tmp_path) == ["x"]
+    assert os.listdir(tmp_path / "x") == ["y"]
 
 
 def test_a_file_and_its_folder_are_synced_before_and_after_the_rename(

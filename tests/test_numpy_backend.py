@@ -13,7 +13,7 @@ from smollm2.cache import Layout
 from smollm2.errors import CacheError, InputError
 from smollm2.generate import load
 from smollm2.weights import Mlp
-from tests.backend_rules import BackendRules, full, over_pages, spans
+from tests.backend_rules import TableRules, full, over_pages, spans
 from tests.tiny import random_weights, tiny_config
 
 CONFIG = tiny_config()
@@ -82,7 +82,7 @@ def test_attention_is_causal_and_shares_kv_heads() -> None:
         np.testing.assert_allclose(got[:, head], exact, atol=2e-6)
 
 
-class TestRules(BackendRules):
+class TestRules(TableRules):
     """What every backend keeps to."""
 
 
@@ -100,23 +100,6 @@ def test_a_cache_beyond_all_memory_is_an_error() -> None:
     with pytest.raises(CacheError, match="no memory for a KV cache of 1073741824 tokens: take"):
         cache.prepare(over_pages([[1]], Span(0, 0, IDS[:2])))
     assert cache.nbytes == 0
-
-
-def test_a_failed_forward_can_be_repeated(model: NumpyModel, monkeypatch) -> None:
-    cache = model.new_cache(1, 32)
-    model.forward(spans(cache, Span(0, 0, IDS[:8])), cache)
-    batch = spans(cache, Span(0, 8, IDS[8:20]))
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("out of luck")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model.ops, "swiglu", broken)
-        with pytest.raises(RuntimeError, match="out of luck"):
-            model.forward(batch, cache)
-    assert cache.lengths == (8,)
-    retried = model.forward(batch, cache)
-    np.testing.assert_allclose(retried[0], full(model, IDS[:20])[-1], rtol=1e-4, atol=1e-5)
 
 
 def test_a_closed_model_says_so() -> None:

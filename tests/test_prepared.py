@@ -39,13 +39,9 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 @pytest.fixture(autouse=True)
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def models(store: Path) -> Path:
     """An empty store; the folder of its models."""
-    monkeypatch.setenv("SMOLLM2_HOME", str(tmp_path / "home"))
-    for key in ("SMOLLM2_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(key, raising=False)
-    monkeypatch.setenv("NO_PROXY", "*")
-    return tmp_path / "home" / "models"
+    return store / "models"
 
 
 @pytest.fixture

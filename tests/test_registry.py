@@ -113,7 +113,7 @@ def test_resolve_refuses_them_as_well(name: str, tmp_path: Path) -> None:
 def test_any_text_stays_in_the_store_or_is_refused(name: str) -> None:
     """cases: X7"""
     try:
-        source = models._source_of(name)
+        source = models.source_of(name)
     except SmolLM2Error:
         return
     for origin in ORIGINS:
@@ -135,7 +135,7 @@ def test_any_text_stays_in_the_store_or_is_refused(name: str) -> None:
 )
 def test_names_of_a_hub(name: str, repo: str, revision: str) -> None:
     """feature 102"""
-    source = models._source_of(name)
+    source = models.source_of(name)
     assert (source.name, source.repo, source.revision) == (name, repo, revision)
     assert source.wheel is None
     with pytest.raises(OfflineError, match=re.escape(name)):

@@ -20,12 +20,8 @@ PULL = f"from smollm2 import registry; registry.pull({NAME!r}, source='hub')"
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setenv("SMOLLM2_HOME", str(tmp_path / "home"))
+def fake(store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    monkeypatch.setenv("NO_PROXY", "*")
-    for key in ("SMOLLM2_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(key, raising=False)
     with fake_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         yield hub

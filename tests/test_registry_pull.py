@@ -32,14 +32,10 @@ NOWHERE = "http://127.0.0.1:9"  # the discard port, where nobody listens
 
 
 @pytest.fixture(autouse=True)
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def models(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty store; the folder of its models."""
-    monkeypatch.setenv("SMOLLM2_HOME", str(tmp_path / "home"))
-    for key in ("SMOLLM2_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(key, raising=False)
-    monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setattr(download, "_RETRY_DELAYS", (0.0, 0.0, 0.0))
-    return tmp_path / "home" / "models"
+    return store / "models"
 
 
 @pytest.fixture

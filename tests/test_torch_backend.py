@@ -38,7 +38,7 @@ from tests.backend_rules import (  # noqa: E402
     CONFIG,
     IDS,
     WEIGHTS,
-    BackendRules,
+    TableRules,
     full,
     in_parts,
     over_pages,
@@ -62,7 +62,7 @@ def model() -> TorchModel:
     return backend.load(CONFIG, WEIGHTS)
 
 
-class TestRules(BackendRules):
+class TestRules(TableRules):
     """What every backend keeps to."""
 
 
@@ -367,22 +367,6 @@ def test_every_weight_gets_a_gradient_without_a_cache() -> None:
 
 
 # The life of a model
-
-
-def test_a_failed_forward_can_be_repeated(model: TorchModel, monkeypatch: Any) -> None:
-    cache = model.new_cache(1, 32)
-    model.forward(spans(cache, Span(0, 0, IDS[:8])), cache)
-    batch = spans(cache, Span(0, 8, IDS[8:20]))
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("out of luck")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model.ops, "swiglu", broken)
-        with pytest.raises(RuntimeError, match="out of luck"):
-            model.forward(batch, cache)
-    assert cache.lengths == (8,)
-    close(model.forward(batch, cache)[0], full(model, IDS[:20])[-1])
 
 
 def test_a_closed_model_says_so() -> None:

@@ -74,8 +74,9 @@ class Batch:
         With a cache pass its ``page_table`` [R, P] and ``page_size``; each row may appear in one
         span only. Without one (training, scoring) every span is a segment of its own.
 
-        Raises ``InputError`` for an empty batch or span, and ``CacheError`` for a row that the
-        cache does not have or a position beyond its capacity: before anything is computed.
+        Raises ``InputError`` for an empty batch or span, positions below 0 and numbers of more than
+        32 bits, and ``CacheError`` for a row that the cache does not have or a position beyond its
+        capacity: before anything is computed.
         """
         if not spans or any(len(span.ids) == 0 for span in spans):
             raise InputError("a batch needs at least one token in each span")
@@ -100,7 +101,7 @@ class Batch:
             segments.extend([segment] * count)
             lengths[span.row] = span.start + count
         slots = slots_of(rows, positions, page_table, page_size)
-        of_tokens = np.array([ids, positions, rows, slots, segments], dtype=np.int32)
+        of_tokens = _int32(ids, positions, rows, slots, segments)
         return cls(
             ids=of_tokens[0],
             positions=of_tokens[1],
@@ -108,7 +109,7 @@ class Batch:
             slots=of_tokens[3],
             page_table=page_table,
             segments=of_tokens[4],
-            lengths=np.array(lengths, dtype=np.int32),
+            lengths=_int32(lengths)[0],
             wanted=np.array(wanted, dtype=np.int32),
             page_size=page_size,
         )
@@ -127,6 +128,17 @@ def slots_of(
     ]
 
 
+def _int32(*lists: list[int]) -> Ints:
+    """Lists of one length as the rows of an array."""
+    try:
+        return np.array(lists, dtype=np.int32)
+    except OverflowError:
+        largest = max((max(each, key=abs) for each in lists), key=abs)
+        raise InputError(
+            f"ids, positions and slots of a batch have 32 bits: {largest} has more"
+        ) from None
+
+
 def _wanted(span: Span, offset: int) -> range:
     end = offset + len(span.ids)
     first = {"all": offset, "last": end - 1, "none": end}[span.wanted]
@@ -143,7 +155,7 @@ def _check_rows(spans: Sequence[Span], page_table: Ints, page_size: int) -> None
             raise CacheError(f"row {span.row} appears twice in one batch")
         seen.add(span.row)
         if span.start < 0:
-            raise CacheError(f"a sequence cannot start at position {span.start}")
+            raise InputError(f"a sequence cannot start at position {span.start}")
         if span.start + len(span.ids) > pages * page_size:
             raise CacheError(
                 f"a KV cache of {pages * page_size} tokens a row is too small for "

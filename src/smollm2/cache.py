@@ -9,7 +9,7 @@ there is read by nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -107,36 +107,48 @@ class Cache:
         starts = _starts(rows, positions, lengths)
         if slots_of(rows, positions, table, self.page_size) != slots:
             raise CacheError("the slots of the batch are not those of its rows and positions")
-        check = self._check_pages if self.layout.paged else self._check_row
-        for row, start in starts.items():
-            check(batch, row, start)
+        if self.layout.paged:
+            self._check_pages(batch, starts)
+        else:
+            self._check_rows(starts)
         if len(set(slots)) < len(slots):
             raise CacheError("two tokens of the batch have the same slot: each needs its own")
         return longest
 
-    def _check_row(self, _: Batch, row: int, start: int) -> None:
-        if start != self._filled[row]:
-            raise CacheError(
-                f"row {row} holds {self._filled[row]} tokens, but the batch continues it "
-                f"at position {start}"
-            )
+    def _check_rows(self, starts: Mapping[int, int]) -> None:
+        for row, start in starts.items():
+            if start != self._filled[row]:
+                raise CacheError(
+                    f"row {row} holds {self._filled[row]} tokens, but the batch continues it "
+                    f"at position {start}"
+                )
 
-    def _check_pages(self, batch: Batch, row: int, start: int) -> None:
-        """That the pages of a row exist and hold all that comes before position ``start``."""
-        length = int(batch.lengths[row])
-        pages: list[int] = batch.page_table[row, : -(-length // self.page_size)].tolist()
-        for number, page in enumerate(pages):
-            if not 1 <= page < self.layout.pages:
-                raise CacheError(
-                    f"row {row} has page {page} as its number {number}, but pages are "
-                    f"1 … {self.layout.pages - 1}"
-                )
-            needed = min(start - number * self.page_size, self.page_size)
-            if self._filled[page] < needed:
-                raise CacheError(
-                    f"page {page} of row {row} holds {self._filled[page]} tokens, but the batch "
-                    f"reads {needed} of it"
-                )
+    def _check_pages(self, batch: Batch, starts: Mapping[int, int]) -> None:
+        """That the pages of all rows exist, and hold and keep what comes before their starts."""
+        written: dict[int, int] = {}  # of each page, from which place on
+        for slot in batch.slots.tolist():
+            page, place = divmod(slot, self.page_size)
+            written[page] = min(place, written.get(page, place))
+        for row, start in starts.items():
+            length = int(batch.lengths[row])
+            pages: list[int] = batch.page_table[row, : -(-length // self.page_size)].tolist()
+            for number, page in enumerate(pages):
+                if not 1 <= page < self.layout.pages:
+                    raise CacheError(
+                        f"row {row} has page {page} as its number {number}, but pages are "
+                        f"1 … {self.layout.pages - 1}"
+                    )
+                needed = min(start - number * self.page_size, self.page_size)
+                if self._filled[page] < needed:
+                    raise CacheError(
+                        f"page {page} of row {row} holds {self._filled[page]} tokens, but the "
+                        f"batch reads {needed} of it"
+                    )
+                if written.get(page, needed) < needed:
+                    raise CacheError(
+                        f"row {row} reads {needed} tokens of page {page}, but the batch writes "
+                        f"over place {written[page]} of it: rows write to pages of their own"
+                    )
 
     def advance(self, batch: Batch) -> None:
         """Count the batch's tokens as stored: called once a forward pass is through."""

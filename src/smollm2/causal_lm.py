@@ -23,6 +23,9 @@ C = TypeVar("C", bound=Cache)
 MAX_ROWS = 2**24
 """Rows or pages of a cache at most, so that its tables are no burden."""
 
+MAX_SLOTS = 2**31 - 1
+"""Places for tokens of a cache at most, since slots have 32 bits."""
+
 NO_TARGET = -100
 """The target of a token that nothing is learned from, as in PyTorch and transformers."""
 
@@ -195,6 +198,11 @@ def fixed_layout(config: Config, rows: int, capacity: int | None) -> Layout:
         raise InputError(f"a cache needs at least one row, not {rows}")
     if rows > MAX_ROWS:
         raise InputError(f"a cache of {rows} rows is too large: it has at most {MAX_ROWS}")
+    if rows * capacity > MAX_SLOTS:
+        raise InputError(
+            f"a cache of {rows} rows of {capacity} tokens is too large: it has room for at most "
+            f"{MAX_SLOTS} tokens"
+        )
     return Layout(rows, capacity)
 
 

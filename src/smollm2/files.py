@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from smollm2.errors import FormatError, InputError
+from smollm2.errors import FormatError, InputError, SmolLM2Error
 
 _JSON_LIMIT = 100_000_000
 _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -38,22 +38,56 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     The bytes go to a temporary name in the same folder, are synced, and replace ``path`` in one
     step. If the body raises, the temporary file is deleted and an old file stays as it was.
 
-    Raises ``OSError`` as ``open`` and ``write`` do; it names ``path``, not the temporary file.
+    Raises ``OSError`` as ``open`` and ``write`` do; errors name ``path``, not the temporary file.
     """
     temporary = path.parent / temporary_name()
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink()
-        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
+    with naming(path, temporary):
+        try:
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
     _sync_folder(path.parent)
+
+
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Make a folder beside ``path`` for what is not complete yet, and delete it if it is left.
+
+    Errors say ``path`` where they would say the folder.
+    """
+    from shutil import rmtree
+
+    temporary = path.parent / temporary_name()
+    with naming(path, temporary):
+        try:
+            temporary.mkdir()
+            yield temporary
+        finally:
+            rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def naming(path: Path, temporary: Path) -> Iterator[None]:
+    """Within it, errors say ``path`` where they would say ``temporary``, or no name at all."""
+    hidden, shown = str(temporary), str(path)
+    try:
+        yield
+    except OSError as error:
+        names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        if error.errno is None or (names and not any(hidden in name for name in names)):
+            raise
+        said = names[0].replace(hidden, shown) if names else shown
+        raise OSError(error.errno, error.strerror, said) from None
+    except SmolLM2Error as error:
+        if hidden not in str(error):
+            raise
+        raise type(error)(str(error).replace(hidden, shown)) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -69,10 +70,10 @@ def target_of(to: str, quant: str | None, options: Mapping[str, object]) -> Targ
     return target
 
 
-def _check_smol(path: Path, force: bool) -> None:
+def _check_file(ending: str, path: Path, force: bool) -> None:
     from smollm2.export import check_free
 
-    check_free(path, ".smol", force=force)
+    check_free(path, ending, force=force)
 
 
 def _smol(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
@@ -87,12 +88,6 @@ def _smol(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
         progress=asked.progress,
         say=asked.say,
     )
-
-
-def _check_gguf(path: Path, force: bool) -> None:
-    from smollm2.export import check_free
-
-    check_free(path, ".gguf", force=force)
 
 
 def _gguf(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
@@ -117,11 +112,10 @@ def _check_huggingface(path: Path, force: bool) -> None:
 def _huggingface(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
     from smollm2.export import DTYPES, MAX_SHARD_SIZE, save_checkpoint
 
-    dtypes = {kind.lower(): dtype for dtype, kind in DTYPES.items()}
     return save_checkpoint(
         checkpoint,
         path,
-        dtype=None if asked.quant is None else dtypes[asked.quant],
+        dtype=_dtype(DTYPES, asked.quant),
         max_shard_size=asked.shard_size or MAX_SHARD_SIZE,
         force=asked.force,
         progress=asked.progress,
@@ -137,16 +131,7 @@ def _check_onnx(path: Path, force: bool) -> None:
 def _onnx(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
     from smollm2.export.onnx import ONNX_DTYPES, export_onnx
 
-    dtypes = {kind.lower(): dtype for dtype, kind in ONNX_DTYPES.items()}
-    return export_onnx(
-        checkpoint,
-        path,
-        entry=asked.entry or "",
-        sizes=asked.sizes,
-        dtype=dtypes[asked.quant or "f32"],
-        force=asked.force,
-        say=asked.say,
-    )
+    return _entry(export_onnx, ONNX_DTYPES, checkpoint, path, asked)
 
 
 def _check_stablehlo(path: Path, force: bool) -> None:
@@ -158,16 +143,31 @@ def _check_stablehlo(path: Path, force: bool) -> None:
 def _stablehlo(checkpoint: Checkpoint, path: Path, asked: Asked) -> Exported:
     from smollm2.export.stablehlo import STABLEHLO_DTYPES, export_stablehlo
 
-    dtypes = {kind.lower(): dtype for dtype, kind in STABLEHLO_DTYPES.items()}
-    return export_stablehlo(
+    return _entry(export_stablehlo, STABLEHLO_DTYPES, checkpoint, path, asked)
+
+
+def _entry(
+    export: Callable[..., Exported],
+    dtypes: Mapping[str, str],
+    checkpoint: Checkpoint,
+    path: Path,
+    asked: Asked,
+) -> Exported:
+    """Export an entry as one of the formats of graphs, whose ``dtypes`` have these kinds."""
+    return export(
         checkpoint,
         path,
         entry=asked.entry or "",
         sizes=asked.sizes,
-        dtype=dtypes[asked.quant or "f32"],
+        dtype=_dtype(dtypes, asked.quant or "f32"),
         force=asked.force,
         say=asked.say,
     )
+
+
+def _dtype(dtypes: Mapping[str, str], quant: str | None) -> str | None:
+    """The dtype whose kind ``--quant`` says; None where it says none."""
+    return None if quant is None else {kind.lower(): name for name, kind in dtypes.items()}[quant]
 
 
 TARGETS: Mapping[str, Target] = MappingProxyType(
@@ -176,14 +176,14 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
             ending=".smol",
             quants=("q8", "q4", "q4m", "q16", "bf16", "f32"),
             options=("--quant", "--calibration"),
-            check=_check_smol,
+            check=partial(_check_file, ".smol"),
             write=_smol,
         ),
         "gguf": Target(
             ending=".gguf",
             quants=("q8_0", "q4_0", "q4_1", "f16", "bf16", "f32"),
             options=("--quant",),
-            check=_check_gguf,
+            check=partial(_check_file, ".gguf"),
             write=_gguf,
         ),
         "huggingface": Target(

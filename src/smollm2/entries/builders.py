@@ -25,7 +25,7 @@ class Tokens(NamedTuple):
       cache, which is scratch, and -1 of a fixed one: the last place of a storage that has one more.
       Of no meaning without a cache
     - ``segments`` [T]: -1 for padding; with a cache the token's row
-    - ``wanted`` [W]: tokens whose logits are the result; -1 where there is none, and zeros are
+    - ``wanted`` [W]: tokens whose logits are the result; below 0 where there is none, and zeros are
     - ``table`` [Rows, Pages]: the page table of a paged cache, else None
     """
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence, Set
+from dataclasses import replace
 
 import numpy as np
 
 from smollm2.batch import Ints
 from smollm2.cache import Cache
-from smollm2.causal_lm import CausalLM
+from smollm2.causal_lm import CausalLM, whole_number
 from smollm2.entries import builders
 from smollm2.entries.guards import Bools, check_decode, check_room
 from smollm2.entries.inputs import IntsLike, checked, integers, per_row
@@ -46,11 +47,9 @@ def sample(
     ``InputError`` for a key that is no seed and a temperature below 0.
     """
     checked("sample", cache, token, pos)
-    first = SamplingParams(seed=key, temperature=temperature)
-    rows = [
-        SamplingParams(seed=((first.seed or 0) + row) % _SEEDS, temperature=first.temperature)
-        for row in range(cache.rows)
-    ]
+    seed = whole_number("key", key)
+    first = SamplingParams(seed=seed, temperature=temperature)
+    rows = [replace(first, seed=(seed + row) % _SEEDS) for row in range(cache.rows)]
     return _all_steps(lm, cache, ("sample", token, pos), steps, rows)
 
 
@@ -103,9 +102,9 @@ def _steps(
     """
     ids, pos = checked(call[0], cache, *call[1:])
     starts = per_row(pos, cache.rows)
-    given = integers("the number of steps", count)
-    if given.ndim > 0 or given < 0:
-        raise InputError(f"{call[0]} cannot take {given.tolist()!s:.80} steps: give one number")
+    count = whole_number("the number of steps", count)
+    if not 0 <= count < 2**31:
+        raise InputError(f"{call[0]} cannot take {count!s:.80} steps")
     going = np.ones(cache.rows, bool)
     check_decode(cache, starts, going)
     check_room(cache, starts, count)

@@ -53,7 +53,7 @@ def pass_of(tokens: Tokens, cache: Cache | None) -> Pass | None:
     place[order] = np.arange(len(order))
     if tokens.wanted.max(initial=-1) >= len(place):
         raise InputError(f"last has {tokens.wanted.max()}, but there are {len(place)} tokens")
-    wanted = np.where(tokens.wanted < 0, -1, place[tokens.wanted])
+    wanted = np.where(tokens.wanted < 0, -1, place[np.maximum(tokens.wanted, 0)])
     results = np.flatnonzero(wanted >= 0)
     return Pass(replace(batch, wanted=wanted[results].astype(np.int32)), order, results)
 

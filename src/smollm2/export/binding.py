@@ -21,6 +21,21 @@ from smollm2.errors import InputError
 _SAME = {"B": ("Batch", "Rows"), "Batch": ("B", "Rows"), "Rows": ("Batch", "B")}
 """What stands for how many sequences: each name is taken for the one that an entry has."""
 
+_CACHE = (
+    "cache_keys.N and cache_values.N are those of layer N [slots, kv heads, head size]: all zeros "
+    "before the first call, then what the last one gave as new_cache_keys.N and new_cache_values.N."
+    " They must be finite everywhere, also where nothing was stored, which takes part with a "
+    "weight of 0."
+)
+_NOTES = {
+    None: "Padding has segment -1, and gives zeros.",
+    "fixed": f"{_CACHE} Position p of row b is slot b * MaxSeq + p; the last slot is scratch, where"
+    " padding is written. Padding has segment -1, an idle row position -1.",
+    "paged": f"{_CACHE} Place p of page n is slot n * {PAGE_SIZE} + p; page 0 is scratch, where "
+    f"padding is written. Padding has a slot below {PAGE_SIZE}, an idle row position -1.",
+}
+"""What names and shapes do not tell whoever calls a graph, by the kind of its cache."""
+
 _LARGEST = 2**31 - 1
 _BINDING = re.compile(r"(?P<symbol>[A-Za-z]+)=(?P<size>\d{1,10})")
 
@@ -93,7 +108,17 @@ class Bound:
             "smollm2.sizes": json.dumps(dict(self.sizes)),
             "smollm2.dtype": dtype,
             "smollm2.config": json.dumps(self.config.to_dict()),
+            "smollm2.notes": self.notes,
         }
+
+    @property
+    def notes(self) -> str:
+        """What to keep to when the graph is called."""
+        drawn = " Row b draws with the seed key + b." if self.entry.name == "sample" else ""
+        return (
+            f"{_NOTES[self.entry.cache]}{drawn} Nothing is checked: positions continue what is "
+            "stored, and ids are tokens."
+        )
 
     def tokens(self, xp: Any, arrays: Iterable[Array]) -> Tokens:
         """The tokens of a pass; ``arrays`` are the first inputs, those of the builder."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -35,6 +36,32 @@ class Tensor(Protocol):
 
 Progress = Callable[[Tensor, int, int], object]
 """Told of each tensor before it is made: which, its number from 1 on, of how many."""
+
+
+class Making:
+    """Tensors that are made one after the other: each is told of, and named where it fails."""
+
+    def __init__(self, source: Path, count: int, progress: Progress | None) -> None:
+        self._source, self._count, self._progress = source, count, progress
+        self._done = 0
+
+    @contextmanager
+    def of(self, tensor: Tensor) -> Iterator[None]:
+        """Within it, a tensor of ``source`` is made; an ``InputError`` says which."""
+        self._done += 1
+        if self._progress is not None:
+            self._progress(tensor, self._done, self._count)
+        with naming_tensor(self._source, tensor.name):
+            yield
+
+
+@contextmanager
+def naming_tensor(source: Path, name: str) -> Iterator[None]:
+    """Have an ``InputError`` say which tensor of which checkpoint it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{source}: {name}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

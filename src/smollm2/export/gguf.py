@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from smollm2.checkpoint import Checkpoint, state_of
 from smollm2.errors import CheckpointError, InputError, TokenizerError
-from smollm2.export.exported import Exported, Progress, check_free, kind_sizes
+from smollm2.export.exported import Exported, Making, Progress, check_free, kind_sizes
 from smollm2.formats.gguf_writer import GgufTensor, write_gguf
 from smollm2.ggml_groups import GGML_ROUNDED, ggml_groups, ggml_kind, repacked
 from smollm2.llama_gguf import WRITTEN_NAMES, interleaved_rows, metadata_of
@@ -79,20 +80,14 @@ def export_gguf(
         raise InputError(f"quant is {quant!r:.80}: it must be one of {', '.join(GGUF_QUANTS)}")
     check_free(path, ".gguf", force=force)
     plan = _Plan(checkpoint, quant)
-    source = checkpoint.path
+    source = Path(os.path.abspath(checkpoint.path))  # "." and ".." have no names
     name = name or (source.name if source.is_dir() else source.stem)
     metadata, remarks = _metadata(checkpoint, name, plan.file_type)
-    count, done = len(plan.tensors), 0
+    making = Making(checkpoint.path, len(plan.tensors), progress)
 
     def pieces(tensor: GgufTensor) -> Iterator[Bytes]:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(tensor, done, count)
-        try:
+        with making.of(tensor):
             yield from plan.pieces(tensor)
-        except InputError as error:
-            raise InputError(f"{checkpoint.path}: {tensor.name}: {error}") from None
 
     write_gguf(path, metadata, plan.tensors, pieces)
     seconds = time.perf_counter() - began

@@ -14,10 +14,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from smollm2.causal_lm import whole_number
 from smollm2.checkpoint import Checkpoint, load_checkpoint, side_files, state_of
 from smollm2.errors import CheckpointError, InputError
-from smollm2.export.exported import Exported, Progress, kind_sizes
-from smollm2.files import atomic_write, json_bytes, temporary_name
+from smollm2.export.exported import Exported, Making, Progress, kind_sizes
+from smollm2.files import atomic_write, json_bytes, naming, temporary_folder, temporary_name
 from smollm2.formats.safetensors import stream_safetensors
 from smollm2.formats.tensorfile import DENSE_DTYPES, TensorEntry
 from smollm2.opening import CONFIG, GENERATION_CONFIG, INDEX, SINGLE
@@ -62,7 +63,7 @@ def save_checkpoint(
     began = time.perf_counter()
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r:.80}: it must be one of {', '.join(DTYPES)}")
-    if max_shard_size < 1:
+    if whole_number("max_shard_size", max_shard_size) < 1:
         raise InputError(f"max_shard_size is {max_shard_size}: it must be a number of bytes")
     folder = Path(folder).resolve()
     check_folder(folder, force=force)
@@ -76,7 +77,7 @@ def save_checkpoint(
         for name, data in side_files(checkpoint).items():
             with atomic_write(temporary / name) as file:
                 file.write(data)
-        _write_weights(temporary, state, shards, progress)
+        _write_weights(temporary, state, shards, Making(checkpoint.path, len(state), progress))
         load_checkpoint(temporary)
     return Exported(
         folder,
@@ -154,16 +155,11 @@ def _write_weights(
     folder: Path,
     state: State,
     shards: Mapping[str, Sequence[TensorEntry]],
-    progress: Progress | None,
+    making: Making,
 ) -> None:
-    done = 0
-
     def make(entry: TensorEntry) -> NDArray[Any]:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(entry, done, len(state))
-        return as_dense(state[entry.name], entry.kind)
+        with making.of(entry):
+            return as_dense(state[entry.name], entry.kind)
 
     for name, entries in shards.items():
         stream_safetensors(folder / name, entries, make, {"format": "pt"})
@@ -186,21 +182,23 @@ def _index(shards: Mapping[str, Sequence[TensorEntry]]) -> dict[str, Any]:
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder that gets its name when the body ends, and is deleted if it raises.
-
-    One that has the name already is moved away first, and deleted last.
-    """
+    """Make a folder that gets its name when the body ends, and is deleted if it raises."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary, old = (folder.with_name(temporary_name()) for _ in range(2))
-    temporary.mkdir()
-    try:
+    with temporary_folder(folder) as temporary:
         yield temporary
-        if folder.exists():
-            folder.replace(old)
-        temporary.replace(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if old.exists():
-            old.replace(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        _rename(temporary, folder)
+
+
+def _rename(temporary: Path, folder: Path) -> None:
+    """Give a folder its name; one that has it already is moved away first, and deleted last."""
+    old = folder.with_name(temporary_name())
+    with naming(folder, old):
+        try:
+            if folder.exists():
+                folder.replace(old)
+            temporary.replace(folder)
+        finally:
+            if folder.exists():
+                shutil.rmtree(old, ignore_errors=True)
+            elif old.exists():
+                old.replace(folder)

@@ -11,15 +11,18 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from smollm2.backends import check_framework
 from smollm2.checkpoint import Checkpoint, state_of
 from smollm2.errors import CheckpointError, InputError, MissingDependencyError
 from smollm2.export.binding import Bound, bind
-from smollm2.export.exported import Exported, check_free, kind_sizes
+from smollm2.export.exported import Exported, check_free, kind_sizes, naming_tensor
+from smollm2.files import naming, temporary_folder
 from smollm2.formats.tensorfile import DENSE_DTYPES, TensorEntry
+from smollm2.quantize import Weight, as_dense
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,14 +63,14 @@ def export_onnx(
 
     Nothing is checked when a graph runs: positions must continue what is stored, as the entries of
     this package ask for. All of the cache takes part in each step, with a weight of 0 behind what a
-    row holds: what was NaN there has to be made 0 before the row is used again. Weights are in the
+    row holds: so it must be finite, and what is NaN there has to be made 0. Weights are in the
     file, or beside it in ``<path>.data`` where they take more than 2 GB. Metadata say the entry,
-    its sizes and the config. ``say`` is told of each stage.
+    its sizes, the config, and what a caller has to keep to. ``say`` is told of each stage.
 
     Raises ``InputError`` for an unknown entry or dtype, sizes that do not fit the entry or the
-    model, and a file that exists (unless ``force``), ``CheckpointError`` for weights that do not
-    fit the config, ``MissingDependencyError`` where torch, onnx or onnxscript is not installed, and
-    ``OSError``.
+    model, weights that the dtype has no room for, and a file that exists (unless ``force``),
+    ``CheckpointError`` for weights that do not fit the config, ``MissingDependencyError`` where
+    torch, onnx or onnxscript is not installed, and ``OSError``.
     """
     began = time.perf_counter()
     path = Path(path).absolute()
@@ -118,12 +121,14 @@ def _program(checkpoint: Checkpoint, bound: Bound, dtype: str) -> ONNXProgram:
     import torch
     from onnxscript import optimizer
 
-    from smollm2.backends.torch import TorchBackend
     from smollm2.export.graph import EntryGraph
 
-    model = TorchBackend().load(checkpoint.config, checkpoint.weights, dtype=dtype)
-    graph = EntryGraph(bound, model.weights)
-    examples = _examples(bound, model.dtype)
+    def tensor(name: str, weight: Weight) -> Tensor:
+        with naming_tensor(checkpoint.path, name):
+            return torch.from_numpy(np.array(as_dense(weight, ONNX_DTYPES[dtype])))
+
+    graph = EntryGraph(bound, checkpoint.weights.map(tensor))
+    examples = _examples(bound, getattr(torch, dtype))
     with _quiet():
         traced = torch.export.export(graph, tuple(examples.values()))
         program = torch.onnx.export(
@@ -139,7 +144,16 @@ def _program(checkpoint: Checkpoint, bound: Bound, dtype: str) -> ONNXProgram:
     # All rules of the optimizer take time that grows with the square of the graph.
     optimizer.fold_constants_ir(program.model)
     optimizer.remove_unused_nodes(program.model)
+    _forget_traces(program.model.graph)
     return program
+
+
+def _forget_traces(graph: Any) -> None:
+    """Drop what the exporter notes of itself: names in Python, and paths of this machine."""
+    values = (value for node in graph for value in node.outputs)
+    parts = (*graph, *graph.inputs, *graph.initializers.values(), *values)
+    for part in (graph, *parts):
+        part.metadata_props.clear()
 
 
 def _examples(bound: Bound, dtype: Any) -> dict[str, Tensor]:
@@ -175,15 +189,12 @@ def _write(
     """Write the file in a folder beside its place, check it there, and move it; returns bytes."""
     import onnx
 
-    with (
-        _naming(path),
-        TemporaryDirectory(prefix=".", suffix=".tmp", dir=path.parent) as folder,
-    ):
-        written = Path(folder) / path.name
+    with temporary_folder(path) as folder, naming(path, folder / path.name):
+        written = folder / path.name
         program.save(written, external_data=external)
         say(f"checking {path.name}")
         onnx.checker.check_model(written, full_check=True)
-        files = sorted(Path(folder).iterdir(), key=lambda file: file.name, reverse=True)
+        files = sorted(folder.iterdir(), key=lambda file: file.name, reverse=True)
         nbytes = sum(file.stat().st_size for file in files)
         for file in files:  # the weights first
             with file.open("rb+") as opened:
@@ -192,17 +203,6 @@ def _write(
     if not external:
         _data_file(path).unlink(missing_ok=True)
     return nbytes
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Have what the system says of its files name this one: a full disk, a folder of others."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
 
 
 def _data_file(path: Path) -> Path:

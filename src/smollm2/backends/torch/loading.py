@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from smollm2.backends import Backend, BackendOptions, given_options
-from smollm2.backends.dtypes import DTYPES, own_dtype
+from smollm2.backends.dtypes import DTYPES, check_room, own_dtype
 from smollm2.backends.torch.model import TorchModel
 from smollm2.backends.torch.numerics import NUMERICS
 from smollm2.backends.torch.ops import TorchOps
@@ -50,6 +50,7 @@ class TorchBackend:
         given = given_options("torch", options, _OPTIONS)
         device = _device(given.get("device", "cpu"))
         dtype = _choice("dtype", given["dtype"], DTYPES) if "dtype" in given else own_dtype(weights)
+        check_room(weights, dtype)
         numerics = _choice("numerics", given.get("numerics", NUMERICS[0]), NUMERICS)
         compiled = _compile(given.get("compile"), device)
         exact = numerics == "exact"

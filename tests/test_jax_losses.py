@@ -104,10 +104,12 @@ def test_what_is_not_learned_changes_nothing() -> None:
     np.testing.assert_allclose(many, few, atol=2e-6)
 
 
-def test_reach_changes_nothing_where_it_is_true() -> None:
-    batch = packed([150, 200, 130], vocabulary=96)
+@pytest.mark.parametrize(("lengths", "reach"), [([150, 200, 130], 200), ([50] * 6, 50)])
+def test_reach_changes_nothing_where_it_is_true(lengths: list[int], reach: int) -> None:
+    """Also where the last chunk has queries that only pad it, and see nothing."""
+    batch = packed(lengths, vocabulary=96)
     loss, expected = gradients(CONFIG, WEIGHTS, batch)
-    near, got = gradients(CONFIG, WEIGHTS, batch, reach=200)
+    near, got = gradients(CONFIG, WEIGHTS, batch, reach=reach)
     assert near == pytest.approx(loss, rel=1e-6)
     assert_same_gradients(got, {name: np.asarray(array) for name, array in expected.items()})
 

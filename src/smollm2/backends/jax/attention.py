@@ -8,10 +8,15 @@ from math import sqrt
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 QUERY_CHUNK = 256
 """Queries that attend at a time: bounds the scores to QUERY_CHUNK × H × S numbers."""
+
+_HIDDEN = float(np.finfo(np.float32).min)
+"""The score of a key that is not seen: of -inf a query that sees none, as one that pads a chunk,
+would make NaN, which its derivative gives to all keys."""
 
 Precision = lax.Precision
 
@@ -34,7 +39,7 @@ def attention(
     by_head = query.reshape(rows, count, shared, heads // shared, size).transpose(0, 2, 3, 1, 4)
     product = partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
     scores = product("nkgqd,nkds->nkgqs", by_head, keys) * (1 / sqrt(size))
-    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    scores = jnp.where(visible[:, None, None], scores, _HIDDEN)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     mixed = product("nkgqs,nksd->nkgqd", weights, values).astype(query.dtype)
     return mixed.transpose(0, 3, 1, 2, 4).reshape(query.shape)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from smollm2.backends import get_backend
+from smollm2.batch import Batch, Span
 from smollm2.config import Config
 from smollm2.errors import InputError
 from smollm2.model import head_of
@@ -120,6 +121,29 @@ def test_a_number_of_tokens_is_compiled_once() -> None:
     for length in (70, 80, 96):
         losses.loss_packed(weights, *packed([length], vocabulary=96).arrays, ops=ops)
     assert losses.wanted_log_probs._cache_size() == before + 1
+
+
+def test_numbers_of_targets_compile_nothing() -> None:
+    """Not what cuts the padding off, either."""
+    compiled: list[str] = []
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    model = get_backend("jax").load(ONE, random_weights(ONE))
+    batch = Batch.build([Span(0, 0, list(range(96)))])
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for learned in (96, 95, 70):
+            targets = np.where(np.arange(96) < learned, 5, -100).astype(np.int32)
+            assert np.count_nonzero(model.log_probs(batch, targets)) == learned
+            if learned == 96:
+                assert compiled
+                compiled.clear()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not compiled
 
 
 def test_a_reach_is_compiled_once_for_each_doubling() -> None:

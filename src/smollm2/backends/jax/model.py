@@ -131,7 +131,7 @@ class JaxModel(LoadedModel[JaxCache]):
         chosen[: len(learned)] = targets[learned]
         found = losses.wanted_log_probs(self.weights, inputs, chosen, ops=self.ops)
         log_probs = np.zeros(len(batch), np.float32)
-        log_probs[learned] = found[: len(learned)]
+        log_probs[learned] = np.asarray(found)[: len(learned)]
         return log_probs
 
     def as_nnx(self) -> SmolLM2:

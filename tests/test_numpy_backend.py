@@ -8,10 +8,10 @@ import pytest
 from smollm2.backends import get_backend
 from smollm2.backends.numpy import NumpyModel, NumpyOps, backend
 from smollm2.batch import Batch, Span
-from smollm2.errors import InputError
+from smollm2.errors import CacheError, InputError
 from smollm2.generate import load
 from smollm2.weights import Mlp
-from tests.backend_rules import BackendRules, full, spans
+from tests.backend_rules import BackendRules, full, over_pages, spans
 from tests.tiny import random_weights, tiny_config
 
 CONFIG = tiny_config()
@@ -108,6 +108,19 @@ def test_a_failed_forward_can_be_repeated(model: NumpyModel, monkeypatch) -> Non
     assert cache.lengths == (8,)
     retried = model.forward(batch, cache)
     np.testing.assert_allclose(retried[0], full(model, IDS[:20])[-1], rtol=1e-4, atol=1e-5)
+
+    cache, table = model.new_paged_cache(3), [[2, 1]]
+    model.forward(over_pages(table, Span(0, 0, IDS[:100])), cache)
+    again = over_pages(table, Span(0, 80, IDS[80:82]))
+    with monkeypatch.context() as patch:
+        patch.setattr(model.ops, "swiglu", broken)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            model.forward(again, cache)
+    with pytest.raises(CacheError, match="page 1 of row 0 holds 16 tokens"):  # written over
+        model.forward(over_pages(table, Span(0, 100, IDS[:1])), cache)
+    np.testing.assert_allclose(
+        model.forward(again, cache)[0], full(model, IDS[:82])[-1], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_closed_model_says_so() -> None:

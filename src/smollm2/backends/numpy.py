@@ -22,6 +22,7 @@ from smollm2.causal_lm import (
     check_batch,
     checked_cache,
     dense_traffic,
+    forgetting,
     learned_tokens,
     log_probs_of,
 )
@@ -262,7 +263,8 @@ class NumpyModel(LoadedModel[KVCache]):
         check_batch(self.config, batch)
         if stored is not None:
             stored.prepare(batch)
-        with np.errstate(all="ignore"):  # whoever reads the logits checks them
+        # Whoever reads the logits checks them.
+        with forgetting(batch, stored), np.errstate(all="ignore"):
             result = text(weights, self.ops, self.ops.plan(batch, stored))
         if stored is not None:
             stored.advance(batch)

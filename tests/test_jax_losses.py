@@ -167,6 +167,10 @@ def test_shapes_and_ids_are_checked_where_they_are_known() -> None:
         losses.hidden_packed(weights, batch.tokens, batch.positions[:8], batch.segments, ops=ops)
     with pytest.raises(InputError, match="token id 96 is not in a vocabulary of 96"):
         losses.loss_packed(weights, batch.tokens * 0 + 96, *batch.arrays[1:], ops=ops)
+    tokens, positions, segments, targets, factors = batch.arrays
+    for loss in (losses.loss_packed, jax.jit(losses.loss_packed, static_argnames="ops")):
+        with pytest.raises(InputError, match="whole numbers, not float32: factors come last"):
+            loss(weights, tokens, positions, segments, factors, targets, ops=ops)
 
 
 @pytest.mark.parametrize("wrong", [96, -1, -101])

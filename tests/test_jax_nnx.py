@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,13 @@ def test_masks_and_positions_are_checked_where_they_are_known(
     arrays = [None if part is None else np.array(part) for part in (mask, positions)]
     with pytest.raises(InputError, match=message):
         module_of()(np.ones((1, 4), np.int32), *arrays)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 0), (0, 3), (1, 2, 3)])
+def test_rows_of_tokens_are_what_it_takes(shape: tuple[int, ...]) -> None:
+    message = rf"input_ids have shape {re.escape(str(list(shape)))}: give rows of tokens, \[B, S\]"
+    with pytest.raises(InputError, match=message):
+        module_of()(np.zeros(shape, np.int32))
 
 
 OPTIMIZERS = {

@@ -86,7 +86,7 @@ def segment_attention(
     span = min(reach + QUERY_CHUNK, tokens)
     sound = jnp.isfinite(value).all((1, 2))
     value = jnp.where(sound[:, None, None], value, 0)
-    of_keys = positions, segments, sound
+    of_keys: tuple[jax.Array, ...] = positions, segments, sound
     if span < tokens:
         key, value = (jnp.pad(x, ((reach, 0), (0, 0), (0, 0))) for x in (key, value))
         of_keys = tuple(jnp.pad(x, (reach, 0), constant_values=-2) for x in of_keys)

@@ -28,7 +28,7 @@ WEIGHTS = random_weights(CONFIG, seed=3)
 IDS = [int(i) for i in np.random.default_rng(7).integers(0, CONFIG.vocab_size, 200)]
 
 FRAGILE = tiny_config(tie_word_embeddings=False)
-BROKEN = 95
+BROKEN = 0  # which is also what some backends pad with
 SOUND = [i for i in IDS if i != BROKEN]
 
 
@@ -457,6 +457,16 @@ class BackendRules:
         for row, n in rows.items():
             cache.truncate(row, n)
         self.close(fragile.forward(spans(cache, *step), cache), expected)
+
+    def test_what_other_segments_hold_is_not_seen(self, fragile: CausalLM) -> None:
+        """Packed without a cache, between and after one of NaN, and beside what pads them."""
+        ids = [[BROKEN] * 3, SOUND[:9], [BROKEN], SOUND[5:25]]
+        got = fragile.forward(Batch.build([Span(0, 0, each, "all") for each in ids]))
+        assert np.isnan(got[:3]).all()
+        assert np.isnan(got[12]).all()
+        sound = np.concatenate([full(fragile, each) for each in (SOUND[:9], SOUND[5:25])])
+        self.close(np.concatenate([got[3:12], got[13:]]), sound)
+        assert np.isfinite(sound).all()
 
     # Log-probabilities of targets: feature rows 69, 71
 

@@ -18,7 +18,14 @@ jax = pytest.importorskip("jax")
 import smollm2  # noqa: E402
 from smollm2.backends import numpy as reference  # noqa: E402
 from smollm2.backends.jax import backend, model as compiled  # noqa: E402
-from smollm2.backends.jax.inputs import fit, fit_tokens, inputs_of, joined, parted  # noqa: E402
+from smollm2.backends.jax.inputs import (  # noqa: E402
+    fit,
+    fit_tokens,
+    inputs_of,
+    joined,
+    parted,
+    room_of,
+)
 from smollm2.backends.jax.layers import is_stacked, unstacked  # noqa: E402
 from smollm2.backends.jax.model import JaxModel  # noqa: E402
 from smollm2.backends.jax.storage import lengthened  # noqa: E402
@@ -414,6 +421,32 @@ def test_a_choice_that_fails_can_be_repeated(model: JaxModel) -> None:
     assert got == [int(full(model, [*IDS[:80], 5, 6])[-1].argmax())]
 
 
+def test_a_forward_that_is_interrupted_forgets_what_it_wrote_over(
+    model: JaxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a page that is used again: it holds what comes before, and the forward can be repeated."""
+
+    class Unread:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            raise KeyboardInterrupt
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        return Unread(), original(*args, **options)[1]
+
+    original = compiled.run
+    cache, table = model.new_paged_cache(3), [[2, 1]]
+    model.forward(over_pages(table, Span(0, 0, IDS[:100])), cache)
+    again = over_pages(table, Span(0, 80, IDS[80:82]))
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.forward(again, cache)
+    with pytest.raises(CacheError, match="page 1 of row 0 holds 16 tokens"):
+        model.forward(over_pages(table, Span(0, 100, IDS[:1])), cache)
+    got = model.forward(again, cache)
+    np.testing.assert_allclose(got[0], full(model, IDS[:82])[-1], rtol=1e-4, atol=1e-5)
+
+
 def test_threads_share_a_model_and_have_caches_of_their_own(
     model: JaxModel, compilations: Callable[[], int]
 ) -> None:
@@ -472,6 +505,10 @@ def test_rungs() -> None:
     assert [fit_tokens(n) for n in (1, 3, 33, 48, 64, 65, 96, 97, 200, 400)] == [
         *(1, 4, 64, 64, 64, 96, 96, 128, 256, 512)
     ]
+    assert sorted({room_of(n) for n in range(1, 2049)}) == [
+        *(64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+    ]
+    assert all(n <= room_of(n) for n in range(1, 2049))
 
 
 def test_what_is_joined_comes_apart_again(model: JaxModel) -> None:

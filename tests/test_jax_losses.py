@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from smollm2.backends import get_backend
+from smollm2.batch import Batch, Span
 from smollm2.config import Config
 from smollm2.errors import InputError
 from smollm2.model import head_of
@@ -104,10 +105,12 @@ def test_what_is_not_learned_changes_nothing() -> None:
     np.testing.assert_allclose(many, few, atol=2e-6)
 
 
-def test_reach_changes_nothing_where_it_is_true() -> None:
-    batch = packed([150, 200, 130], vocabulary=96)
+@pytest.mark.parametrize(("lengths", "reach"), [([150, 200, 130], 200), ([50] * 6, 50)])
+def test_reach_changes_nothing_where_it_is_true(lengths: list[int], reach: int) -> None:
+    """Also where the last chunk has queries that only pad it, and see nothing."""
+    batch = packed(lengths, vocabulary=96)
     loss, expected = gradients(CONFIG, WEIGHTS, batch)
-    near, got = gradients(CONFIG, WEIGHTS, batch, reach=200)
+    near, got = gradients(CONFIG, WEIGHTS, batch, reach=reach)
     assert near == pytest.approx(loss, rel=1e-6)
     assert_same_gradients(got, {name: np.asarray(array) for name, array in expected.items()})
 
@@ -118,6 +121,29 @@ def test_a_number_of_tokens_is_compiled_once() -> None:
     for length in (70, 80, 96):
         losses.loss_packed(weights, *packed([length], vocabulary=96).arrays, ops=ops)
     assert losses.wanted_log_probs._cache_size() == before + 1
+
+
+def test_numbers_of_targets_compile_nothing() -> None:
+    """Not what cuts the padding off, either."""
+    compiled: list[str] = []
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    model = get_backend("jax").load(ONE, random_weights(ONE))
+    batch = Batch.build([Span(0, 0, list(range(96)))])
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for learned in (96, 95, 70):
+            targets = np.where(np.arange(96) < learned, 5, -100).astype(np.int32)
+            assert np.count_nonzero(model.log_probs(batch, targets)) == learned
+            if learned == 96:
+                assert compiled
+                compiled.clear()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not compiled
 
 
 def test_a_reach_is_compiled_once_for_each_doubling() -> None:
@@ -141,6 +167,10 @@ def test_shapes_and_ids_are_checked_where_they_are_known() -> None:
         losses.hidden_packed(weights, batch.tokens, batch.positions[:8], batch.segments, ops=ops)
     with pytest.raises(InputError, match="token id 96 is not in a vocabulary of 96"):
         losses.loss_packed(weights, batch.tokens * 0 + 96, *batch.arrays[1:], ops=ops)
+    tokens, positions, segments, targets, factors = batch.arrays
+    for loss in (losses.loss_packed, jax.jit(losses.loss_packed, static_argnames="ops")):
+        with pytest.raises(InputError, match="whole numbers, not float32: factors come last"):
+            loss(weights, tokens, positions, segments, factors, targets, ops=ops)
 
 
 @pytest.mark.parametrize("wrong", [96, -1, -101])

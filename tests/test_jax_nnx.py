@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from smollm2.backends import get_backend  # noqa: E402
 from smollm2.backends.jax.model import JaxModel  # noqa: E402
 from smollm2.backends.jax.nnx import SmolLM2  # noqa: E402
 from smollm2.backends.jax.ops import JaxOps  # noqa: E402
-from smollm2.errors import InputError  # noqa: E402
+from smollm2.errors import InputError, MissingDependencyError  # noqa: E402
 
 CONFIG = tiny_config()
 UNTIED = tiny_config(tie_word_embeddings=False)
@@ -122,6 +123,24 @@ def test_masks_and_positions_are_checked_where_they_are_known(
     arrays = [None if part is None else np.array(part) for part in (mask, positions)]
     with pytest.raises(InputError, match=message):
         module_of()(np.ones((1, 4), np.int32), *arrays)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 0), (0, 3), (1, 2, 3)])
+def test_rows_of_tokens_are_what_it_takes(shape: tuple[int, ...]) -> None:
+    message = rf"input_ids have shape {re.escape(str(list(shape)))}: give rows of tokens, \[B, S\]"
+    with pytest.raises(InputError, match=message):
+        module_of()(np.zeros(shape, np.int32))
+
+
+def test_flax_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = get_backend("jax").load(CONFIG, WEIGHTS)
+    monkeypatch.setattr("smollm2.backends._version", lambda _: "0.11.2")
+    with pytest.raises(MissingDependencyError, match=r"Flax 0\.12 or later, but 0\.11\.2 is inst"):
+        model.as_nnx()
+    monkeypatch.setattr("smollm2.backends.find_spec", lambda _: None)
+    message = r"^as_nnx\(\) needs Flax, which is not installed: pip install 'smollm2\[jax\]'$"
+    with pytest.raises(MissingDependencyError, match=message):
+        model.as_nnx()
 
 
 OPTIMIZERS = {

@@ -25,7 +25,6 @@ from tests.sampling_rules import (  # noqa: E402
     whole_vocabulary,
 )
 
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 

@@ -165,7 +165,7 @@ class Cache:
 
     @contextmanager
     def forgetting(self, batch: Batch) -> Iterator[None]:
-        """Within it, what a pass gave is used; where that raises, its tokens are not stored."""
+        """Within it a pass computes or what it gave is used; if that raises, nothing is stored."""
         try:
             yield
         except BaseException:

@@ -242,7 +242,7 @@ def check_choices(batch: Batch, choices: Sequence[Choice]) -> None:
 
 
 def forgetting(batch: Batch, cache: Cache | None) -> AbstractContextManager[None]:
-    """What makes ids of a pass's logits, so that a choice that fails can be repeated.
+    """Around a pass, or what makes ids of its logits, so that one that fails can be repeated.
 
     See ``Cache.forgetting``.
     """

@@ -18,8 +18,8 @@ from smollm2.weights import Weights
 BACKENDS = {name: f"smollm2.backends.{name}" for name in ("native", "numpy", "torch", "jax")}
 """Names that ``load(backend=…)`` knows, and the modules that hold them."""
 
-_FRAMEWORKS = {"torch": ("PyTorch", (2, 9)), "jax": ("JAX", (0, 6))}
-"""What a backend of this name needs, from which version on: an extra of the same name has it."""
+_FRAMEWORKS = {"torch": ("PyTorch", (2, 9)), "jax": ("JAX", (0, 6)), "flax": ("Flax", (0, 12))}
+"""What a backend of this name, or a part of one, needs, from which version on."""
 
 
 class BackendOptions(TypedDict, total=False):
@@ -101,7 +101,7 @@ def get_backend(name: str) -> Backend:
 
 
 def check_framework(name: str, what: str, *, extra: str) -> None:
-    """Raise ``MissingDependencyError`` where ``what`` cannot use torch or jax as it is here."""
+    """Raise ``MissingDependencyError`` where ``what`` cannot use torch, jax or flax as it is."""
     title, least = _FRAMEWORKS[name]
     if find_spec(name) is None:
         problem = f"{title}, which is not installed"

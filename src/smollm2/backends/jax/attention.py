@@ -8,10 +8,15 @@ from math import sqrt
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 QUERY_CHUNK = 256
 """Queries that attend at a time: bounds the scores to QUERY_CHUNK × H × S numbers."""
+
+_HIDDEN = float(np.finfo(np.float32).min)
+"""The score of a key that is not seen: of -inf a query that sees none, as one that pads a chunk,
+would make NaN, which its derivative gives to all keys."""
 
 Precision = lax.Precision
 
@@ -34,7 +39,7 @@ def attention(
     by_head = query.reshape(rows, count, shared, heads // shared, size).transpose(0, 2, 3, 1, 4)
     product = partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
     scores = product("nkgqd,nkds->nkgqs", by_head, keys) * (1 / sqrt(size))
-    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    scores = jnp.where(visible[:, None, None], scores, _HIDDEN)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     mixed = product("nkgqs,nksd->nkgqd", weights, values).astype(query.dtype)
     return mixed.transpose(0, 3, 1, 2, 4).reshape(query.shape)
@@ -74,15 +79,17 @@ def segment_attention(
     """Causal attention within segments: query [T, H, D], key and value [T, K, D] to [T, H, D].
 
     A token sees those of its segment up to its position, of which none is more than ``reach``
-    tokens before it.
+    tokens before it. Values that are no numbers make NaN of the tokens that see them and of no
+    others, padding among them, which a weight of 0 would not spare.
     """
     tokens = len(query)
     span = min(reach + QUERY_CHUNK, tokens)
+    sound = jnp.isfinite(value).all((1, 2))
+    value = jnp.where(sound[:, None, None], value, 0)
+    of_keys: tuple[jax.Array, ...] = positions, segments, sound
     if span < tokens:
         key, value = (jnp.pad(x, ((reach, 0), (0, 0), (0, 0))) for x in (key, value))
-        of_keys = jnp.pad(positions, (reach, 0)), jnp.pad(segments, (reach, 0), constant_values=-2)
-    else:
-        of_keys = positions, segments
+        of_keys = tuple(jnp.pad(x, (reach, 0), constant_values=-2) for x in of_keys)
     keys, values = key.transpose(1, 2, 0), value.swapaxes(0, 1)
 
     def part(
@@ -91,10 +98,14 @@ def segment_attention(
         begin = start if span < tokens else jnp.zeros_like(start)
         seen_keys = lax.dynamic_slice_in_dim(keys, begin, span, axis=2)
         seen_values = lax.dynamic_slice_in_dim(values, begin, span, axis=1)
-        key_positions, key_segments = (lax.dynamic_slice_in_dim(x, begin, span) for x in of_keys)
+        key_positions, key_segments, key_sound = (
+            lax.dynamic_slice_in_dim(x, begin, span) for x in of_keys
+        )
         same = segments[:, :, None] == key_segments
         visible = same & (key_positions <= positions[:, :, None])
-        return attention(query, seen_keys[None], seen_values[None], visible, precision)
+        out = attention(query, seen_keys[None], seen_values[None], visible, precision)
+        spoiled = jnp.any(visible & ~key_sound, axis=-1)
+        return jnp.where(spoiled[:, :, None, None], jnp.nan, out)
 
     return _chunked(part, query[None], positions[None], segments[None])[0]
 

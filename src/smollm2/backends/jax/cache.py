@@ -18,8 +18,8 @@ from smollm2.cache import Cache, Layout
 class JaxCache(Cache):
     """Keys and values in ``storage``, whose parts are of so many ``layers`` each.
 
-    ``room`` is a power of two from the longest row of a fixed cache on, whatever its capacity, so
-    that few shapes occur; in a paged one it is a whole page from the first batch on. A forward
+    ``room`` is the rung from the longest row of a fixed cache on, whatever its capacity, so that
+    few shapes occur; in a paged one it is a whole page from the first batch on. A forward
     takes ``storage`` and puts back what it has become: the memory is the same. One that fails
     meanwhile takes it along, and all that was stored is forgotten.
     """

@@ -6,7 +6,7 @@ cache: its slot is one that does not exist, and no token that is there sees it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,8 +25,8 @@ X = TypeVar("X")
 SMALLEST_ROOM = 64
 """Places of a row that are read and allocated at least."""
 
-_FINE = 64
-"""From here on there are two steps to an octave of tokens."""
+_FINE_TOKENS, _FINE_ROOM = 64, 256
+"""From here on there are two steps to an octave of tokens, of places."""
 
 
 @partial(register_dataclass, data_fields=("queries", "positions", "table"), meta_fields=("span",))
@@ -74,16 +74,16 @@ class Inputs:
     places: Any = None
 
 
-def fit(count: int) -> int:
-    """The least power of two from ``count`` on."""
-    return 1 << max(count - 1, 0).bit_length()
+def fit(count: int, fine: int | None = None) -> int:
+    """The least rung from ``count`` on: powers of two and, above ``fine``, what lies midway."""
+    upper = 1 << max(count - 1, 0).bit_length()
+    between = upper // 4 * 3
+    return between if fine is not None and upper > fine and count <= between else upper
 
 
 def fit_tokens(count: int) -> int:
-    """The least rung from ``count`` on: powers of two and, from 64, what lies midway."""
-    upper = fit(count)
-    between = upper // 4 * 3
-    return between if upper > _FINE and count <= between else upper
+    """Tokens, rows or queries of so many, with padding."""
+    return fit(count, _FINE_TOKENS)
 
 
 def fit_reach(reach: int, tokens: int) -> int:
@@ -93,11 +93,11 @@ def fit_reach(reach: int, tokens: int) -> int:
 
 
 def room_of(length: int) -> int:
-    """Places of a page to read and to allocate where one page has the ``length`` tokens of a row.
+    """Places to read where a row has so many tokens, and to allocate where that is one page.
 
     It may be more than the page was asked to hold, so that caches of any capacity have few shapes.
     """
-    return max(fit(length), SMALLEST_ROOM)
+    return max(fit(length, _FINE_ROOM), SMALLEST_ROOM)
 
 
 def inputs_of(batch: Batch, *, num_pages: int | None) -> Inputs:
@@ -110,22 +110,18 @@ def inputs_of(batch: Batch, *, num_pages: int | None) -> Inputs:
     )
     if num_pages is None:
         segments = _padded(batch.segments, tokens, fill=-1)
-        return _with(inputs, segments=segments, reach=_reach(batch, tokens))
+        return replace(inputs, segments=segments, reach=_reach(batch, tokens))
     pages, offsets = np.divmod(batch.slots, batch.page_size)
-    groups = groups_of(batch, cached=True, fit=fit)
+    groups = groups_of(batch, cached=True, fit=fit_tokens, fit_keys=room_of)
     ordered = len(groups.parts) == 1 and _is_ordered(groups.parts[0].queries, len(batch), tokens)
     places = np.arange(len(batch), dtype=np.int32) if groups.places is None else groups.places
-    return _with(
+    return replace(
         inputs,
         pages=_padded(pages, max(tokens, 2), fill=num_pages),
         offsets=_padded(offsets, max(tokens, 2)),
         rows=tuple(_rows(group, batch, num_pages, ordered) for group in groups.parts),
         places=None if ordered else _padded(places, tokens),
     )
-
-
-def _with(inputs: Inputs, **changes: Any) -> Inputs:
-    return Inputs(**{**inputs.__dict__, **changes})
 
 
 def _padded(values: NDArray[np.integer], size: int, fill: int = 0) -> NDArray[np.int32]:
@@ -159,7 +155,7 @@ def _rows(group: Group, batch: Batch, num_pages: int, ordered: bool) -> Rows:
     table = group.keys[:, :: batch.page_size] // batch.page_size
     if batch.page_table.shape[1] == 1:  # however many places padding adds to those of the page
         table = table[:, :1]
-    span = room_of(group.keys.shape[1]) if table.shape[1] == 1 else batch.page_size
+    span = group.keys.shape[1] if table.shape[1] == 1 else batch.page_size
     every = len(table) == num_pages and bool((table[:, 0] == np.arange(num_pages)).all())
     return Rows(
         queries=None if ordered else group.queries,

@@ -193,22 +193,26 @@ def loss_packed(
 
     ``jax.grad`` gives its gradient by the weights. A target of factor 0 may be anything.
     """
-    _check(ops, tokens, positions, segments, targets, factors)
+    _check(ops, tokens, positions, segments, targets, factors=factors)
     learned = jnp.where(jnp.asarray(factors) == 0, NO_TARGET, jnp.asarray(targets, jnp.int32))
     found = log_probs_packed(weights, tokens, positions, segments, learned, ops=ops, reach=reach)
     return -jnp.sum(factors * found)
 
 
-def _check(ops: JaxOps, tokens: jax.Array, *others: jax.Array) -> None:
-    """Raise ``InputError`` for arrays of other shapes, and for ids, where they are known by now."""
-    shapes = [jnp.shape(array) for array in (tokens, *others)]
+def _check(ops: JaxOps, *ints: jax.Array, factors: jax.Array | None = None) -> None:
+    """Raise ``InputError`` for arrays of other shapes or kinds; for ids, where they are known."""
+    shapes = [jnp.shape(array) for array in (*ints, *([] if factors is None else [factors]))]
     if len(shapes[0]) != 1 or shapes[0] == (0,) or len(set(shapes)) > 1:
         raise InputError(
             f"packed sequences are arrays [P] of the same P > 0, not {', '.join(map(str, shapes))}"
         )
-    if isinstance(tokens, jax.core.Tracer) or isinstance(others[1], jax.core.Tracer):
+    for array in ints:
+        if not jnp.issubdtype(dtype := jnp.asarray(array).dtype, jnp.integer):
+            raise InputError(f"packed sequences are whole numbers, not {dtype}: factors come last")
+    tokens, _, segments, *_ = ints
+    if isinstance(tokens, jax.core.Tracer) or isinstance(segments, jax.core.Tracer):
         return
-    wrong = _outside(ops, tokens, np.asarray(others[1]) >= 0)
+    wrong = _outside(ops, tokens, np.asarray(segments) >= 0)
     if len(wrong) > 0:
         raise InputError(f"token id {wrong[0]} is not in a vocabulary of {ops.config.vocab_size}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from smollm2.backends import check_framework
 from smollm2.backends.jax import losses, sampling
 from smollm2.backends.jax.cache import JaxCache
 from smollm2.backends.jax.inputs import Form, inputs_of, joined, parted
@@ -31,7 +31,7 @@ from smollm2.causal_lm import (
     dense_traffic,
     learned_tokens,
 )
-from smollm2.errors import InputError, MissingDependencyError
+from smollm2.errors import InputError
 from smollm2.model import forward, hidden
 from smollm2.sampling import Choice
 from smollm2.weights import Weights
@@ -131,18 +131,15 @@ class JaxModel(LoadedModel[JaxCache]):
         chosen[: len(learned)] = targets[learned]
         found = losses.wanted_log_probs(self.weights, inputs, chosen, ops=self.ops)
         log_probs = np.zeros(len(batch), np.float32)
-        log_probs[learned] = found[: len(learned)]
+        log_probs[learned] = np.asarray(found)[: len(learned)]
         return log_probs
 
     def as_nnx(self) -> SmolLM2:
         """The model as a Flax NNX module to train; a copy of the weights, if they are stacked.
 
-        Raises ``MissingDependencyError`` where Flax is not installed.
+        Raises ``MissingDependencyError`` where Flax is not installed, or too old.
         """
-        if find_spec("flax") is None:
-            raise MissingDependencyError(
-                "as_nnx() needs Flax, which is not installed: pip install 'smollm2[jax]'"
-            )
+        check_framework("flax", "as_nnx()", extra="jax")
         from smollm2.backends.jax.nnx import SmolLM2
 
         return SmolLM2(self.ops, unstacked(self.weights))

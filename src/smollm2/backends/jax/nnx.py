@@ -57,7 +57,11 @@ class SmolLM2(nnx.Module):
         start at 0 again start a new sequence, which sees itself only, and rise within each; without
         them a row is one. Raises ``InputError`` for others, unless JAX traces them.
         """
-        rows, size = input_ids.shape
+        if jnp.ndim(input_ids) != 2 or 0 in jnp.shape(input_ids):
+            raise InputError(
+                f"input_ids have shape {list(jnp.shape(input_ids))}: give rows of tokens, [B, S]"
+            )
+        rows, size = jnp.shape(input_ids)
         positions, segments = _sequences((rows, size), attention_mask, position_ids)
         tokens = jnp.reshape(input_ids, -1)
         logits = losses.logits_packed(

@@ -188,19 +188,22 @@ def _index(shards: Mapping[str, Sequence[TensorEntry]]) -> dict[str, Any]:
 def _new_folder(folder: Path) -> Iterator[Path]:
     """Make a folder that gets its name when the body ends, and is deleted if it raises.
 
-    One that has the name already is moved away first, and deleted last.
+    One that has the name already is moved away first, and deleted last. An ``OSError`` names it,
+    not the one that is made.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary, old = (folder.with_name(temporary_name()) for _ in range(2))
-    temporary.mkdir()
     try:
+        temporary.mkdir()
         yield temporary
         if folder.exists():
             folder.replace(old)
         temporary.replace(folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if old.exists():
             old.replace(folder)
+        if isinstance(error, OSError) and str(error.filename).startswith(str(temporary)):
+            raise OSError(error.errno, error.strerror, str(folder)) from None
         raise
     shutil.rmtree(old, ignore_errors=True)

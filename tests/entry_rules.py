@@ -599,3 +599,7 @@ class EntryRules:
         cache.close()
         with pytest.raises(CacheError, match="closed"):
             entries.decode_rows(model, cache, [[1]] * 3, [20, 7, 31])
+        with pytest.raises(CacheError, match="closed"):  # and not: reset() it
+            entries.prefill(model, cache, [[1]] * 3)
+        with pytest.raises(CacheError, match="closed"):
+            entries.generate(model, cache, [[1]] * 3, 99, steps=1)

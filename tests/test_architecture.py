@@ -53,6 +53,14 @@ def test_public_names() -> None:
         _ = smollm2.nothing
 
 
+def test_modules_that_the_docstring_names_need_no_import_of_their_own() -> None:
+    code = (
+        "import smollm2; print(smollm2.entries.decode.__name__, smollm2.errors.CacheError.__name__)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["decode", "CacheError"]
+
+
 def test_import_loads_the_standard_library_only() -> None:
     """cases: P5; each framework and helper is loaded when it is first used."""
     code = "import sys, smollm2; print(*sorted(m.partition('.')[0] for m in sys.modules))"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smollm2.backends import get_backend, given_options
+from smollm2.backends import OPTIONS, BackendOptions, get_backend, given_options
 from smollm2.errors import InputError
 from tests.tiny import random_weights, tiny_config
 
@@ -41,8 +41,26 @@ def test_values_that_are_none_of_its_kind_are_named(backend: str, name: str, val
 
 
 def test_what_is_given() -> None:
-    assert given_options("torch", {"dtype": "float16", "device": None}, NAMES) == {
-        "dtype": "float16"
-    }
-    with pytest.raises(InputError, match="the torch backend has no option quant: leave it out"):
-        given_options("torch", {"quant": "q8"}, NAMES)
+    assert given_options("torch", {"dtype": "float16", "device": None}) == {"dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "whose"),
+    [
+        ("torch", "quant", ", which is of native"),
+        ("native", "device", ", which is of torch and jax"),
+        ("numpy", "threads", ", which is of native"),
+        ("jax", "colour", ""),
+    ],
+)
+def test_options_of_another_backend_say_whose_they_are(backend: str, name: str, whose: str) -> None:
+    """So a ``device`` without a ``backend`` leads to the backends that have one."""
+    options: Any = {name: "x"}
+    with pytest.raises(InputError) as error:
+        get_backend(backend).load(CONFIG, WEIGHTS, **options)
+    assert str(error.value) == f"the {backend} backend has no option {name}{whose}: leave it out"
+
+
+def test_every_option_is_of_some_backend() -> None:
+    known = {name for names in OPTIONS.values() for name in names}
+    assert known == set(BackendOptions.__annotations__)

@@ -114,6 +114,20 @@ def test_a_failure_leaves_nothing(
     assert set(tmp_path.iterdir()) == before
 
 
+def test_a_failure_names_the_folder(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not the one that is made meanwhile, which is gone when anybody looks for it."""
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("smollm2.files.os.fsync", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'copy'}'$"):
+        save_checkpoint(checkpoint, tmp_path / "copy")
+    assert not any(tmp_path.glob(".*"))
+
+
 def test_weights_must_fit_the_config(checkpoint: Checkpoint, tmp_path: Path) -> None:
     wrong = dataclasses.replace(checkpoint.config, num_hidden_layers=3)
     with pytest.raises(CheckpointError, match="other names or shapes"):

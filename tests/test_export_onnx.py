@@ -109,7 +109,7 @@ def test_weights_keep_their_names(checkpoint: Checkpoint, tmp_path: Path) -> Non
     path = tmp_path / "x.onnx"
     said: list[str] = []
     exported = export_onnx(checkpoint, path, entry="next_token", sizes=TWO, say=said.append)
-    assert said == ["tracing next_token", "writing x.onnx", "checking x.onnx"]
+    assert said == ["tracing next_token with B=1, S=2", "writing x.onnx", "checking x.onnx"]
     assert exported.nbytes == path.stat().st_size
     assert [(kind.kind, kind.tensors) for kind in exported.kinds] == [("F32", 20)]
     held = {item.name: item for item in onnx.load(path).graph.initializer}
@@ -138,6 +138,14 @@ def test_weights_beside_the_file(
         call()
     call(force=True)
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_cache_that_this_machine_could_not_hold(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """A graph is made of shapes: 130 GB of keys and values are there where it runs."""
+    path = tmp_path / "huge.onnx"
+    export_onnx(checkpoint, path, entry="decode", sizes={"B": 2_000_000})
+    shapes = {tuple(item.shape) for item in Graph(path).session.get_inputs()}
+    assert (2_000_000 * CONFIG.max_position_embeddings + 1, 2, 16) in shapes
 
 
 def test_half_precision(checkpoint: Checkpoint, lm: CausalLM, tmp_path: Path) -> None:

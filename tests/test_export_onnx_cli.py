@@ -30,7 +30,12 @@ def test_prefill_of_one_row(model: Path, place: Path, capsys: Capture) -> None:
     assert main(["export", str(model), *PREFILL]) == 0
     out, err = capsys.readouterr()
     assert out == "tiny-prefill.onnx\n"
-    stages = ("tracing prefill", "writing tiny-prefill.onnx", "checking tiny-prefill.onnx")
+    sizes = "Batch=1, S=8, MaxSeq=256"  # the last one is nobody's choice: so it is said
+    stages = (
+        f"tracing prefill with {sizes}",
+        "writing tiny-prefill.onnx",
+        "checking tiny-prefill.onnx",
+    )
     *lines, kinds, total = err.splitlines()
     assert tuple(lines) == stages
     assert kinds.startswith(" f32: 20 tensors, 32.00 bits per weight, ")

@@ -192,7 +192,7 @@ def test_a_file_that_exists_is_replaced_only_on_request(
         force=True,
         say=said.append,
     )
-    assert said == ["tracing next_token", "writing x.mlir"]
+    assert said == ["tracing next_token with B=1, S=2", "writing x.mlir"]
     assert path.read_text(encoding="utf-8").startswith("module @")
 
 
@@ -210,7 +210,7 @@ def test_the_command_writes_text_or_bytecode(
     out, err = capsys.readouterr()
     assert out == "tiny-prefill.mlir\n"
     *stages, remark, total = err.splitlines()
-    assert stages == ["tracing prefill", "writing tiny-prefill.mlir"]
+    assert stages == ["tracing prefill with Batch=1, S=8, MaxSeq=256", "writing tiny-prefill.mlir"]
     assert remark == "weights are arguments of the program: their values are not in it"
     assert total.startswith("tiny-prefill.mlir: ")
     text = (tmp_path / "tiny-prefill.mlir").read_text(encoding="utf-8")

@@ -529,7 +529,7 @@ def test_what_is_joined_comes_apart_again(model: JaxModel) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quant": "q8"}, "jax backend has no option quant: leave it out"),
+        ({"quant": "q8"}, "jax backend has no option quant, which is of native: leave it out"),
         ({"threads": 2}, "no option threads"),
         ({"kv": "int8"}, "no option kv"),
         ({"mmap": True}, "no option mmap"),
@@ -538,8 +538,8 @@ def test_what_is_joined_comes_apart_again(model: JaxModel) -> None:
         ({"dtype": "int8"}, "dtype='int8' is not of jax: choose from float32, bfloat16, float16"),
         ({"device": "cuda"}, "device='cuda' is not of jax: give cpu, gpu, tpu"),
         ({"device": "cpu:x"}, "device='cpu:x' is not of jax"),
-        ({"device": "cpu:99"}, r"device='cpu:99': JAX finds \d+ of cpu"),
-        ({"device": "tpu"}, "device='tpu': JAX finds no tpu on this machine"),
+        ({"device": "cpu:99"}, r"device='cpu:99': JAX finds \d+ of cpu: cpu:0 is the first"),
+        ({"device": "tpu"}, "device='tpu': JAX finds no tpu here: use 'cpu'"),
     ],
 )
 def test_options_that_it_does_not_have(options: dict[str, Any], message: str) -> None:

@@ -183,6 +183,21 @@ def test_steps_of_optax_equal_those_of_torch(name: str) -> None:
         assert moved > 0, name
 
 
+def test_lists_and_names_are_taken_as_those_of_the_entries() -> None:
+    """What the torch module takes, this one does: the same call, whoever computes."""
+    module, batch = module_of(), packed([5, 3], vocabulary=96)
+    lists = [array.tolist() for array in batch.arrays]
+    names = ("tokens", "positions", "segments", "targets", "weights")
+    got = module.loss_packed(**dict(zip(names, lists, strict=True)))
+    assert got == module.loss_packed(*batch.arrays)
+    ids = [[3, 4, 5], [6, 7, 8]]
+    np.testing.assert_array_equal(module(ids), module(np.array(ids)))
+    mask = [[1, 1, 1], [0, 1, 1]]
+    np.testing.assert_array_equal(module(ids, mask), module(np.array(ids), np.array(mask)))
+    with pytest.raises(InputError, match=r"input_ids have shape \[3\], but must be \[B, S\]"):
+        module(ids[0])
+
+
 def test_what_was_trained_computes_on() -> None:
     module = module_of()
     norm = module.parameters["model.norm.weight"]

@@ -148,7 +148,8 @@ def test_what_cannot_be_split_is_an_error(options: Any, message: str) -> None:
 def test_devices_that_are_not_there_are_an_error() -> None:
     if len(jax.devices("cpu")) > 1:
         pytest.skip("there are several devices")
-    with pytest.raises(InputError, match="tensor_parallel=2: JAX finds 1 devices of cpu"):
+    message = "but JAX finds 1 of cpu: start with JAX_NUM_CPU_DEVICES=2, or give 1 at most"
+    with pytest.raises(InputError, match=message):
         get_backend("jax").load(CONFIG, random_weights(CONFIG), tensor_parallel=2, device="cpu")
 
 

@@ -49,7 +49,10 @@ def test_tokens_of_a_sequence_must_lie_side_by_side() -> None:
         ({"threads": 0}, "threads=0 is not in 1 … 256"),
         ({"threads": 257}, "threads=257 is not in"),
         ({"threads": 2.0}, "threads=2.0 is not in"),
-        ({"dtype": "int8"}, "the native backend has no option dtype: leave it out"),
+        (
+            {"dtype": "int8"},
+            "the native backend has no option dtype, which is of torch and jax: leave it out",
+        ),
         ({"tensor_parallel": 2}, "the native backend has no option tensor_parallel"),
     ],
 )

@@ -200,7 +200,10 @@ def test_a_cache_made_in_inference_mode_is_as_good(model: TorchModel) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quant": "q8"}, "the torch backend has no option quant: leave it out"),
+        (
+            {"quant": "q8"},
+            "the torch backend has no option quant, which is of native: leave it out",
+        ),
         ({"threads": 2}, "no option threads"),
         ({"kv": "f32"}, "no option kv"),
         ({"mmap": True}, "no option mmap"),

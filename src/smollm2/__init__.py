@@ -99,7 +99,13 @@ __all__ = [
 ]
 
 
+_MODULES = ("entries", "errors")
+"""Modules that are named above, and so are there without an import of their own."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

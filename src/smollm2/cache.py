@@ -79,7 +79,7 @@ class Cache:
         Raises ``CacheError`` where it was built for another cache, would overflow a row, leave a
         gap in it or write over it, or where the cache is closed; nothing has changed then.
         """
-        self._check_open()
+        self.check_open()
         table = batch.page_table
         if batch.page_size != self.page_size:
             raise CacheError(
@@ -180,7 +180,7 @@ class Cache:
 
     def truncate(self, row: int, length: int) -> None:
         """Forget the tokens of a row of a fixed cache from ``length`` on; the storage stays."""
-        self._check_open()
+        self.check_open()
         if not 0 <= row < self.rows:
             raise CacheError(f"row {row} is not in a cache of {self.rows} rows")
         if not 0 <= length <= self._filled[row]:
@@ -189,14 +189,15 @@ class Cache:
 
     def reset(self) -> None:
         """Forget all tokens; the storage stays."""
-        self._check_open()
+        self.check_open()
         self._filled = [0] * self.layout.pages
 
     def close(self) -> None:
         """Give the storage back; closing again is fine, any other use is a ``CacheError``."""
         self._closed = True
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise ``CacheError`` where the cache is closed."""
         if self._closed:
             raise CacheError("the KV cache is closed: make a new one with new_cache()")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol, TypedDict, Unpack
@@ -18,7 +18,7 @@ from smollm2.weights import Weights
 BACKENDS = {name: f"smollm2.backends.{name}" for name in ("native", "numpy", "torch", "jax")}
 """Names that ``load(backend=…)`` knows, and the modules that hold them."""
 
-_FRAMEWORKS = {"torch": ("PyTorch", (2, 9)), "jax": ("JAX", (0, 6)), "flax": ("Flax", (0, 12))}
+_OF_FRAMEWORKS = {"torch": ("PyTorch", (2, 9)), "jax": ("JAX", (0, 6)), "flax": ("Flax", (0, 12))}
 """What a backend of this name, or a part of one, needs, from which version on."""
 
 
@@ -55,14 +55,16 @@ class Backend(Protocol):
         """
 
 
-def given_options(backend: str, options: BackendOptions, known: Collection[str]) -> dict[str, Any]:
+def given_options(backend: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a framework's backend that are not left to it, which None does.
 
-    Raises ``InputError`` for one that is not ``known``.
+    Raises ``InputError`` for one that the backend does not have.
     """
     for name in options:
-        if name not in known:
-            raise InputError(f"the {backend} backend has no option {name}: leave it out")
+        if name not in OPTIONS[backend]:
+            others = " and ".join(other for other, known in OPTIONS.items() if name in known)
+            has = f", which is of {others}" if others else ""
+            raise InputError(f"the {backend} backend has no option {name}{has}: leave it out")
     return {name: value for name, value in options.items() if value is not None}
 
 

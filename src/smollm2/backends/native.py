@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import smollm2._native as _native
+from smollm2.backends import given_options
 from smollm2.backends.arena import matrices_of
 from smollm2.backends.rotary import rotary_tables
 from smollm2.batch import Batch, Ints
@@ -62,7 +63,7 @@ class NativeCache(Cache):
     @property
     def storage(self) -> _native.KvCache:
         """The pages. Raises ``CacheError`` where the cache is closed."""
-        self._check_open()
+        self.check_open()
         assert self._storage is not None
         return self._storage
 
@@ -266,8 +267,7 @@ class NativeBackend:
         Raises ``InputError`` for an unknown option or SMOLLM2_ISA, and ``CheckpointError`` for
         weights that cannot be quantized.
         """
-        for name in others:
-            raise InputError(f"the native backend has no option {name}: leave it out")
+        given_options("native", others)
         _check_choice("quant", quant, QUANTS)
         _check_choice("kv", kv, KV_KINDS)
         possible = isinstance(threads, int) and 1 <= threads <= _MAX_THREADS

@@ -283,7 +283,7 @@ class NumpyBackend:
 
         There are no options: NumPy computes in float32, with the threads that its library takes.
         """
-        given_options("numpy", options, ())
+        given_options("numpy", options)
         return NumpyModel(config, weights.map(lambda _, weight: as_float32(weight)))
 
 

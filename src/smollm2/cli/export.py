@@ -63,7 +63,9 @@ Entry = Annotated[
 Bind = Annotated[
     list[str] | None,
     typer.Option(
-        "--bind", metavar="SYMBOL=SIZE", help="Size of the entry's inputs, for each symbol one."
+        "--bind",
+        metavar="SYMBOL=SIZE",
+        help="Size of the entry's inputs, for each symbol one.  [MaxSeq: the context length]",
     ),
 ]
 
@@ -116,7 +118,8 @@ def export(
     smol, which is mapped and not read, is q8, q4, q4m, q16, bf16 or f32; gguf, for llama.cpp, is
     q8_0, q4_0, q4_1, f16, bf16 or f32; huggingface is f16, bf16 or f32. onnx, for onnxruntime, is
     one entry of the model with shapes that --bind makes static, f16 or f32; stablehlo, for XLA, is
-    that too, or bf16, without weights: text or, named .mlirbc, bytecode.
+    that too, or bf16, without weights: text or, named .mlirbc, bytecode. The cache comes in, as
+    zeros at first, and goes out for the next call; a row of it holds MaxSeq tokens.
 
     Example: smollm2 export smollm2-135m-instruct --to gguf --quant q8_0
 

@@ -27,7 +27,7 @@ def checked(name: str, cache: Cache | None, *values: IntsLike) -> list[Ints]:
     """The first inputs of an entry as arrays whose shapes fit the table, and one another.
 
     Raises ``InputError`` for what is no integer or of another shape, and ``CacheError`` for a
-    cache of another kind or another number of rows.
+    cache of another kind or another number of rows, or one that is closed.
     """
     entry = ENTRIES[name]
     sizes: dict[str, int] = {}
@@ -80,6 +80,7 @@ def _checked_kind(entry: Entry, cache: object) -> Cache:
     if isinstance(cache, Cache):
         found = "a paged one" if cache.layout.paged else "a fixed one"
         if cache.layout.paged == (entry.cache == "paged"):
+            cache.check_open()
             return cache
     raise CacheError(
         f"{entry.name} needs a {entry.cache} cache, not {found}: {_OTHER[entry.cache]}"

@@ -57,6 +57,11 @@ class Bound:
         return self.entry.shapes(self.sizes)
 
     @property
+    def bindings(self) -> str:
+        """The sizes in one line, those that nobody gave included."""
+        return ", ".join(f"{symbol}={size}" for symbol, size in self.sizes.items())
+
+    @property
     def result(self) -> tuple[int, ...]:
         """The shape of the result."""
         return self._shape(self.entry.result)
@@ -213,5 +218,4 @@ def _check_lengths(bound: Bound) -> None:
     if bound.sizes.get("Pool", 2) < 2:
         raise InputError("Pool is 1, but page 0 is scratch: give at least 2")
     if max(bound.slots, *map(prod, bound.inputs.values())) > _LARGEST:
-        sizes = ", ".join(f"{symbol}={size}" for symbol, size in bound.sizes.items())
-        raise InputError(f"{sizes} are too large together: indices have 32 bits")
+        raise InputError(f"{bound.bindings} are too large together: indices have 32 bits")

@@ -83,7 +83,7 @@ def export_onnx(
     shapes = {spec.name: spec.shape for spec in state_of(checkpoint.weights).descriptor}
     if shapes != checkpoint.config.shapes:
         raise CheckpointError("the weights have other names or shapes than the config asks for")
-    say(f"tracing {entry}")
+    say(f"tracing {entry} with {bound.bindings}")
     program = _program(checkpoint, bound, dtype)
     program.model.metadata_props.update(bound.facts(dtype))
     say(f"writing {path.name}")
@@ -157,16 +157,18 @@ def _forget_traces(graph: Any) -> None:
 
 
 def _examples(bound: Bound, dtype: Any) -> dict[str, Tensor]:
-    """An input of each shape; values do not matter."""
+    """An input of each shape, without memory: a cache may be larger than that of this machine."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return {
-        **{
-            item.name: torch.zeros(bound.inputs[item.name], dtype=getattr(torch, item.dtype))
-            for item in bound.entry.inputs
-        },
-        **{name: torch.zeros(bound.cache_shape, dtype=dtype) for name in bound.cache_names},
-    }
+    with FakeTensorMode(allow_non_fake_inputs=True):  # the weights are real
+        return {
+            **{
+                item.name: torch.zeros(bound.inputs[item.name], dtype=getattr(torch, item.dtype))
+                for item in bound.entry.inputs
+            },
+            **{name: torch.zeros(bound.cache_shape, dtype=dtype) for name in bound.cache_names},
+        }
 
 
 @contextmanager

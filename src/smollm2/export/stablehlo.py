@@ -62,7 +62,7 @@ def export_stablehlo(
     bound = bind(entry, checkpoint.config, sizes)
     check_stablehlo(path, force=force)
     check_framework("jax", "this export", extra="export")
-    say(f"tracing {entry}")
+    say(f"tracing {entry} with {bound.bindings}")
     module = _module(bound, dtype)
     data = _bytecode(module) if path.suffix == BYTECODE else str(module).encode()
     say(f"writing {path.name}")

@@ -24,7 +24,6 @@ from smollm2.quantize import as_float32
 from smollm2.weights import Weights
 
 _PLATFORMS = ("cpu", "gpu", "tpu")
-_OPTIONS = ("device", "dtype", "compile", "numerics", "tensor_parallel")
 
 
 class JaxBackend:
@@ -48,7 +47,7 @@ class JaxBackend:
 
         Raises ``InputError`` for other options and values.
         """
-        given = given_options("jax", options, _OPTIONS)
+        given = given_options("jax", options)
         compiler = given.get("compile")
         if not (compiler is None or compiler == "xla"):
             raise InputError(f"compile={compiler!r} is not of jax: give 'xla' or None")
@@ -110,7 +109,9 @@ def _device(name: object) -> jax.Device:
     try:
         devices = jax.devices(platform)
     except RuntimeError:
-        raise InputError(f"device={name!r}: JAX finds no {platform} on this machine") from None
+        raise InputError(f"device={name!r}: JAX finds no {platform} here: use 'cpu'") from None
     if int(number or 0) >= len(devices):
-        raise InputError(f"device={name!r}: JAX finds {len(devices)} of {platform}, from 0 on")
+        raise InputError(
+            f"device={name!r}: JAX finds {len(devices)} of {platform}: {platform}:0 is the first"
+        )
     return devices[int(number or 0)]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from numpy.typing import ArrayLike
 
 from smollm2.backends.jax import losses
 from smollm2.backends.jax.ops import JaxOps
@@ -47,9 +48,9 @@ class SmolLM2(nnx.Module):
 
     def __call__(
         self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array | None = None,
-        position_ids: jax.Array | None = None,
+        input_ids: ArrayLike,
+        attention_mask: ArrayLike | None = None,
+        position_ids: ArrayLike | None = None,
     ) -> jax.Array:
         """Logits [B, S, V] float32 of sequences [B, S].
 
@@ -57,28 +58,69 @@ class SmolLM2(nnx.Module):
         start at 0 again start a new sequence, which sees itself only, and rise within each; without
         them a row is one. Raises ``InputError`` for others, unless JAX traces them.
         """
-        if jnp.ndim(input_ids) != 2 or 0 in jnp.shape(input_ids):
-            raise InputError(
-                f"input_ids have shape {list(jnp.shape(input_ids))}: give rows of tokens, [B, S]"
-            )
-        rows, size = jnp.shape(input_ids)
-        positions, segments = _sequences((rows, size), attention_mask, position_ids)
-        tokens = jnp.reshape(input_ids, -1)
+        ids = _array(input_ids)
+        if ids.ndim != 2 or ids.size == 0:
+            raise InputError(f"input_ids have shape {list(ids.shape)}: give rows of tokens, [B, S]")
+        rows, size = ids.shape
+        mask, places = (
+            None if given is None else _array(given) for given in (attention_mask, position_ids)
+        )
+        positions, segments = _sequences((rows, size), mask, places)
+        tokens = jnp.reshape(ids, -1)
         logits = losses.logits_packed(
             self.weights, tokens, positions, segments, ops=self.ops, reach=size
         )
         return logits.reshape(rows, size, -1)
 
-    def loss_packed(self, *arrays: jax.Array, reach: int | None = None) -> jax.Array:
-        """Sum of factors · -log p(target) of packed sequences; see ``losses.loss_packed``."""
+    def loss_packed(
+        self,
+        tokens: ArrayLike,
+        positions: ArrayLike,
+        segments: ArrayLike,
+        targets: ArrayLike,
+        weights: ArrayLike,
+        *,
+        reach: int | None = None,
+    ) -> jax.Array:
+        """``-Σ weights · log p(target)``, a scalar in float32; see ``log_probs_packed``.
+
+        A target of weight 0 may be anything.
+        """
+        arrays = map(_array, (tokens, positions, segments, targets, weights))
         return losses.loss_packed(self.weights, *arrays, ops=self.ops, reach=reach)
 
-    def log_probs_packed(self, *arrays: jax.Array, reach: int | None = None) -> jax.Array:
-        """Log-probability of each target; see ``losses.log_probs_packed``."""
+    def log_probs_packed(
+        self,
+        tokens: ArrayLike,
+        positions: ArrayLike,
+        segments: ArrayLike,
+        targets: ArrayLike,
+        *,
+        reach: int | None = None,
+    ) -> jax.Array:
+        """Log-probability of each target, [P] float32; 0 where it is -100, or padding.
+
+        See ``hidden_packed``. Raises ``InputError`` for targets that are no tokens, unless JAX
+        traces them.
+        """
+        arrays = map(_array, (tokens, positions, segments, targets))
         return losses.log_probs_packed(self.weights, *arrays, ops=self.ops, reach=reach)
 
-    def hidden_packed(self, *arrays: jax.Array, reach: int | None = None) -> jax.Array:
-        """Hidden states after the final norm; see ``losses.hidden_packed``."""
+    def hidden_packed(
+        self,
+        tokens: ArrayLike,
+        positions: ArrayLike,
+        segments: ArrayLike,
+        *,
+        reach: int | None = None,
+    ) -> jax.Array:
+        """Hidden states after the final norm, [P, C] float32, of packed sequences [P] each.
+
+        Token p is at ``positions[p]`` and sees the tokens of its segment up to there; segment -1 is
+        padding, and gives zeros. ``reach`` makes it faster, see ``losses.hidden_packed``. Raises
+        ``InputError`` for other shapes and for ids that are no tokens, unless JAX traces them.
+        """
+        arrays = map(_array, (tokens, positions, segments))
         return losses.hidden_packed(self.weights, *arrays, ops=self.ops, reach=reach)
 
     def _records(self) -> Weights[nnx.Param[jax.Array]]:
@@ -90,6 +132,13 @@ class SmolLM2(nnx.Module):
             return found
 
         return Weights.build(param, num_layers=self.ops.config.num_hidden_layers, tied=self.tied)
+
+
+def _array(values: ArrayLike) -> jax.Array:
+    """Lists as an array; what is one, or is traced, as it is."""
+    known: Any = values if isinstance(values, jax.Array | np.ndarray) else np.asarray(values)
+    array: jax.Array = known
+    return array
 
 
 def _sequences(

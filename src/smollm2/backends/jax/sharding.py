@@ -47,9 +47,11 @@ def tensor_mesh(config: Config, tensor_parallel: Any, devices: list[jax.Device])
         )
     check_shards(config, tensor_parallel)
     if tensor_parallel > len(devices):
+        platform = devices[0].platform
+        more = f"start with JAX_NUM_CPU_DEVICES={tensor_parallel}, or " if platform == "cpu" else ""
         raise InputError(
-            f"tensor_parallel={tensor_parallel}: JAX finds {len(devices)} devices of "
-            f"{devices[0].platform}"
+            f"tensor_parallel={tensor_parallel}, but JAX finds {len(devices)} of {platform}: "
+            f"{more}give {len(devices)} at most"
         )
     return Mesh(np.array(devices[:tensor_parallel]), (AXIS,))
 

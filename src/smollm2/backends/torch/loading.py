@@ -19,8 +19,6 @@ from smollm2.formats.tensorfile import DENSE_DTYPES
 from smollm2.quantize import Weight, as_float32
 from smollm2.weights import Weights
 
-_OPTIONS = ("device", "dtype", "compile", "numerics", "tensor_parallel")
-
 _BFLOAT16 = DENSE_DTYPES["BF16"]
 
 
@@ -47,7 +45,7 @@ class TorchBackend:
         None is the same as leaving an option out. Raises ``InputError`` for another option, or a
         value that cannot be had here.
         """
-        given = given_options("torch", options, _OPTIONS)
+        given = given_options("torch", options)
         device = _device(given.get("device", "cpu"))
         dtype = _choice("dtype", given["dtype"], DTYPES) if "dtype" in given else own_dtype(weights)
         check_room(weights, dtype)

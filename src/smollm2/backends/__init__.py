@@ -18,7 +18,17 @@ from smollm2.weights import Weights
 BACKENDS = {name: f"smollm2.backends.{name}" for name in ("native", "numpy", "torch", "jax")}
 """Names that ``load(backend=…)`` knows, and the modules that hold them."""
 
-_OF_FRAMEWORKS = {"torch": ("PyTorch", (2, 9)), "jax": ("JAX", (0, 6)), "flax": ("Flax", (0, 12))}
+_OF_FRAMEWORKS = ("device", "dtype", "compile", "numerics", "tensor_parallel")
+
+OPTIONS = {
+    "native": ("quant", "threads", "kv", "mmap"),
+    "numpy": (),
+    "torch": _OF_FRAMEWORKS,
+    "jax": _OF_FRAMEWORKS,
+}
+"""Which of ``BackendOptions`` each backend has."""
+
+_FRAMEWORKS = {"torch": ("PyTorch", (2, 9)), "jax": ("JAX", (0, 6)), "flax": ("Flax", (0, 12))}
 """What a backend of this name, or a part of one, needs, from which version on."""
 
 

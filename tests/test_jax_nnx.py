@@ -194,7 +194,7 @@ def test_lists_and_names_are_taken_as_those_of_the_entries() -> None:
     np.testing.assert_array_equal(module(ids), module(np.array(ids)))
     mask = [[1, 1, 1], [0, 1, 1]]
     np.testing.assert_array_equal(module(ids, mask), module(np.array(ids), np.array(mask)))
-    with pytest.raises(InputError, match=r"input_ids have shape \[3\], but must be \[B, S\]"):
+    with pytest.raises(InputError, match=r"input_ids have shape \[3\]: give rows of tokens"):
         module(ids[0])
 
 

@@ -21,6 +21,9 @@ from smollm2.errors import CacheError
 PAGE_SIZE = 64
 """Tokens a page of a paged cache."""
 
+GRANULE = 64
+"""Storage that grows does so in multiples of this many tokens a page, and at least doubles."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -149,6 +152,19 @@ class Cache:
                         f"row {row} reads {needed} tokens of page {page}, but the batch writes "
                         f"over place {written[page]} of it: rows write to pages of their own"
                     )
+
+    def room_for(self, batch: Batch, room: int) -> int:
+        """Tokens a page to have storage for, of which there is some for ``room`` now.
+
+        Pages of a paged cache are whole from the first batch on. Raises as ``check`` does.
+        """
+        needed = min(self.check(batch), self.page_size)
+        if self.layout.paged:
+            needed = self.page_size
+        if needed <= room:
+            return room
+        grown = max(needed, 2 * room)
+        return min(-(-grown // GRANULE) * GRANULE, self.page_size)
 
     def advance(self, batch: Batch) -> None:
         """Count the batch's tokens as stored: called once a forward pass is through."""

@@ -10,9 +10,6 @@ from smollm2.cache import Cache, Layout, no_memory
 
 Floats = NDArray[np.float32]
 
-GRANULE = 64
-"""Storage grows in multiples of this many tokens, and at least doubles."""
-
 
 class KVCache(Cache):
     """Keys (after RoPE) and values, float32, [L, pages, K, room, D] each.
@@ -36,10 +33,9 @@ class KVCache(Cache):
 
         Raises ``CacheError`` where there is no memory for it, too.
         """
-        needed = self.page_size if self.layout.paged else 0
-        needed = max(needed, min(self.check(batch), self.page_size))
-        if needed > self._keys.shape[3]:
-            self._grow(needed)
+        room = self.room_for(batch, self._keys.shape[3])
+        if room > self._keys.shape[3]:
+            self._grow(room)
         self.forget(batch)
 
     def write(self, layer: int, slots: Ints, key: Floats, value: Floats) -> None:
@@ -69,9 +65,7 @@ class KVCache(Cache):
         super().close()
         self._keys = self._values = self._keys[:, :, :, :0].copy()
 
-    def _grow(self, needed: int) -> None:
-        room = max(needed, 2 * self._keys.shape[3])
-        room = min(-(-room // GRANULE) * GRANULE, self.page_size)
+    def _grow(self, room: int) -> None:
         used = self._keys.shape[3]
         shape = (*self._keys.shape[:3], room, self._keys.shape[4])
         try:

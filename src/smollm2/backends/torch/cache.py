@@ -8,9 +8,6 @@ from torch import Tensor
 from smollm2.batch import Batch, Ints
 from smollm2.cache import Cache, Layout, no_memory
 
-GRANULE = 64
-"""Storage grows in multiples of this many tokens a page, and at least doubles."""
-
 
 class TorchCache(Cache):
     """``stored``: keys (after RoPE) and values of each layer, [pages, room, K, D].
@@ -50,11 +47,8 @@ class TorchCache(Cache):
 
         Raises ``CacheError`` where there is no memory for it, too.
         """
-        needed = self.page_size if self.layout.paged else 0
-        needed = max(needed, min(self.check(batch), self.page_size))
-        if needed > self.room:
-            room = max(needed, 2 * self.room)
-            room = min(-(-room // GRANULE) * GRANULE, self.page_size)
+        room = self.room_for(batch, self.room)
+        if room > self.room:
             try:
                 stored = [(_grown(key, room), _grown(value, room)) for key, value in self.stored]
             except RuntimeError as error:  # which all of torch's allocators raise
@@ -81,7 +75,7 @@ class TorchCache(Cache):
     def close(self) -> None:
         """Give the storage back."""
         super().close()
-        empty = self.stored[0][0].new_empty(0)
+        empty = self.stored[0][0].new_empty((0, 0, 0, 0))
         self.stored = [(empty, empty)] * len(self.stored)
 
 

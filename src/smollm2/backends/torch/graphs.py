@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from threading import Lock
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -24,6 +25,10 @@ MOST_GRAPHS = 32
 
 WARMUPS = 2
 """Passes before a capture, in which libraries allocate what they keep."""
+
+_CAPTURING = Lock()
+"""Held during captures, of all models: torch has one stream for them, and the device must not be
+waited for meanwhile."""
 
 Run = Callable[[Plan], Tensor]
 
@@ -85,10 +90,12 @@ class Graphs:
         """A step as a graph. Running it writes the batch's keys, once more each time."""
         angles = self._planner.reserve(self._context_length)
         static = numbers.to(cache.stored[0][0].device)
-        for _ in range(WARMUPS):
-            run(self._planner.read(form, static, angles, cache))
-        torch.cuda.synchronize(static.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            result = run(self._planner.read(form, static, angles, cache))
+        with _CAPTURING:
+            for _ in range(WARMUPS):
+                run(self._planner.read(form, static, angles, cache))
+            torch.cuda.synchronize(static.device)
+            graph = torch.cuda.CUDAGraph()
+            # What other threads do meanwhile, as to allocate, is none of its business.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = run(self._planner.read(form, static, angles, cache))
         return _Captured(graph, static, result)

@@ -212,16 +212,6 @@ def test_logits_that_are_no_numbers_are_named() -> None:
         lm.choose(Batch.build([Span(0, 0, IDS[:3])]), [choice])
 
 
-def test_values_that_are_no_numbers_do_not_stay(model: JaxModel) -> None:
-    """What a row of the storage held before, beyond its tokens, is not seen."""
-    cache = model.new_cache(1, 64)
-    model.forward(spans(cache, Span(0, 0, IDS[:30])), cache)
-    cache.storage = jax.tree.map(lambda x: x * np.nan, cache.storage)
-    cache.reset()
-    got = model.forward(spans(cache, Span(0, 0, IDS[:9])), cache)
-    np.testing.assert_allclose(got[0], full(model, IDS[:9])[-1], rtol=1e-4, atol=1e-5)
-
-
 # What is compiled
 
 
@@ -397,28 +387,6 @@ def test_an_interrupt_before_the_cache_is_back_empties_it(
     assert cache.lengths == (0, 0)
     got = model.forward(spans(cache, Span(1, 0, IDS[:9])), cache)
     np.testing.assert_allclose(got[0], full(model, IDS[:9])[-1], rtol=1e-4, atol=1e-5)
-
-
-def test_a_choice_that_fails_can_be_repeated(model: JaxModel) -> None:
-    """Feature row 151: the storage is back by then, and no token has been counted."""
-    cache = model.new_cache(1, 32)
-    model.forward(spans(cache, Span(0, 0, IDS[:8])), cache)
-    batch = spans(cache, Span(0, 8, IDS[8:12]))
-    refused = Choice(Sampler(SamplingParams(allowed_ids=(500,))), 12)
-    with pytest.raises(InputError, match="500"):
-        model.choose(batch, [refused], cache)
-    assert cache.lengths == (8,)
-    got = model.choose(batch, [Choice(Sampler(SamplingParams()), 12)], cache)
-    assert got == [int(full(model, IDS[:12])[-1].argmax())]
-    pages = model.new_paged_cache(3)
-    model.forward(over_pages([[2, 1]], Span(0, 0, IDS[:100])), pages)
-    batch = over_pages([[2, 1]], Span(0, 80, [5, 6]))
-    with pytest.raises(InputError, match="500"):
-        model.choose(batch, [refused], pages)
-    with pytest.raises(CacheError, match="page 1 of row 0 holds 16 tokens"):  # written over
-        model.forward(over_pages([[2, 1]], Span(0, 100, IDS[:1])), pages)
-    got = model.choose(batch, [Choice(Sampler(SamplingParams()), 82)], pages)
-    assert got == [int(full(model, [*IDS[:80], 5, 6])[-1].argmax())]
 
 
 def test_a_forward_that_is_interrupted_forgets_what_it_wrote_over(

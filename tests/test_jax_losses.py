@@ -26,8 +26,8 @@ from smollm2.backends.jax import losses  # noqa: E402
 from smollm2.backends.jax.layers import unstacked  # noqa: E402
 from smollm2.backends.jax.ops import JaxOps  # noqa: E402
 
-CONFIG = tiny_config()
-UNTIED = tiny_config(tie_word_embeddings=False, num_hidden_layers=3)
+CONFIG = tiny_config(max_position_embeddings=512)
+UNTIED = tiny_config(max_position_embeddings=512, tie_word_embeddings=False, num_hidden_layers=3)
 ONE = tiny_config(num_hidden_layers=1)
 WEIGHTS = random_weights(CONFIG, seed=3)
 
@@ -167,6 +167,11 @@ def test_shapes_and_ids_are_checked_where_they_are_known() -> None:
         losses.hidden_packed(weights, batch.tokens, batch.positions[:8], batch.segments, ops=ops)
     with pytest.raises(InputError, match="token id 96 is not in a vocabulary of 96"):
         losses.loss_packed(weights, batch.tokens * 0 + 96, *batch.arrays[1:], ops=ops)
+    for first, message in ((504, r"513 tokens .* context length is 512"), (-1, "position -1")):
+        with pytest.raises(InputError, match=message):
+            losses.hidden_packed(
+                weights, batch.tokens, batch.positions + first, batch.segments, ops=ops
+            )
     tokens, positions, segments, targets, factors = batch.arrays
     for loss in (losses.loss_packed, jax.jit(losses.loss_packed, static_argnames="ops")):
         with pytest.raises(InputError, match="whole numbers, not float32: factors come last"):

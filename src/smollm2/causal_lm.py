@@ -223,14 +223,19 @@ def check_batch(config: Config, batch: Batch) -> None:
     if min(ids) < 0 or max(ids) >= vocabulary:
         wrong = next(i for i in ids if not 0 <= i < vocabulary)
         raise InputError(f"token id {wrong} is not in a vocabulary of {vocabulary}")
+    check_positions(config, positions)
+    if wanted and not 0 <= min(wanted) <= max(wanted) < len(ids):
+        wrong = next(i for i in wanted if not 0 <= i < len(ids))
+        raise InputError(f"token {wrong} is wanted of a batch of {len(ids)} tokens")
+
+
+def check_positions(config: Config, positions: Sequence[int]) -> None:
+    """Raise ``InputError`` for positions that the model does not have."""
     limit = config.max_position_embeddings
     if max(positions) >= limit:
         raise ContextLengthError(max(positions) + 1, 0, limit)
     if min(positions) < 0:
         raise InputError(f"a token cannot have position {min(positions)}")
-    if wanted and not 0 <= min(wanted) <= max(wanted) < len(ids):
-        wrong = next(i for i in wanted if not 0 <= i < len(ids))
-        raise InputError(f"token {wrong} is wanted of a batch of {len(ids)} tokens")
 
 
 def check_choices(batch: Batch, choices: Sequence[Choice]) -> None:

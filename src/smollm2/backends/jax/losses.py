@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from smollm2.backends.jax.inputs import Inputs, fit_reach, fit_tokens
 from smollm2.backends.jax.layers import is_stacked
 from smollm2.backends.jax.ops import JaxOps, Plan
-from smollm2.causal_lm import NO_TARGET
+from smollm2.causal_lm import NO_TARGET, check_positions
 from smollm2.errors import InputError
 from smollm2.model import forward, head_of, hidden
 from smollm2.weights import Block, Weights
@@ -200,7 +200,7 @@ def loss_packed(
 
 
 def _check(ops: JaxOps, *ints: jax.Array, factors: jax.Array | None = None) -> None:
-    """Raise ``InputError`` for arrays of other shapes or kinds; for ids, where they are known."""
+    """Raise ``InputError`` for arrays of other shapes or kinds; for numbers that are known, too."""
     shapes = [jnp.shape(array) for array in (*ints, *([] if factors is None else [factors]))]
     if len(shapes[0]) != 1 or shapes[0] == (0,) or len(set(shapes)) > 1:
         raise InputError(
@@ -209,12 +209,17 @@ def _check(ops: JaxOps, *ints: jax.Array, factors: jax.Array | None = None) -> N
     for array in ints:
         if not jnp.issubdtype(dtype := jnp.asarray(array).dtype, jnp.integer):
             raise InputError(f"packed sequences are whole numbers, not {dtype}: factors come last")
-    tokens, _, segments, *_ = ints
-    if isinstance(tokens, jax.core.Tracer) or isinstance(segments, jax.core.Tracer):
+    tokens, positions, segments, *_ = ints
+    if isinstance(segments, jax.core.Tracer):
         return
-    wrong = _outside(ops, tokens, np.asarray(segments) >= 0)
-    if len(wrong) > 0:
-        raise InputError(f"token id {wrong[0]} is not in a vocabulary of {ops.config.vocab_size}")
+    real = np.asarray(segments) >= 0
+    if not isinstance(tokens, jax.core.Tracer):
+        wrong = _outside(ops, tokens, real)
+        if len(wrong) > 0:
+            size = ops.config.vocab_size
+            raise InputError(f"token id {wrong[0]} is not in a vocabulary of {size}")
+    if real.any() and not isinstance(positions, jax.core.Tracer):
+        check_positions(ops.config, np.asarray(positions)[real].tolist())
 
 
 def _check_targets(ops: JaxOps, segments: jax.Array, targets: jax.Array) -> None:

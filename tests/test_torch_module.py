@@ -328,6 +328,10 @@ def test_the_config_is_that_of_transformers(modules: tuple[Any, Any]) -> None:
     ("arguments", "message"),
     [
         ({"input_ids": IDS[0]}, r"input_ids have shape \[12\], but must have 2 dimensions"),
+        (
+            {"input_ids": IDS[:0]},
+            r"have shape \[0, 12\], but must have 2 dimensions, none of them 0",
+        ),
         ({"input_ids": IDS.float()}, "input_ids must be integers, not float32"),
         ({"input_ids": IDS + 90}, "token id .* is not in a vocabulary of 96"),
         ({"labels": IDS[:, :3]}, r"labels have shape \[3, 3\], but must have shape \[3, 12\]"),

@@ -237,7 +237,7 @@ def _host(name: str, value: object, dims: int, shape: tuple[int, ...] | None = N
     if array.dtype.kind not in "iub":
         raise InputError(f"{name} must be integers, not {array.dtype}")
     if array.ndim != dims or array.size == 0 or shape not in (None, array.shape):
-        wanted = f"{dims} dimensions" if shape is None else f"shape {list(shape)}"
+        wanted = f"{dims} dimensions, none of them 0" if shape is None else f"shape {list(shape)}"
         raise InputError(f"{name} have shape {list(array.shape)}, but must have {wanted}")
     return array.astype(np.int64)
 

@@ -255,6 +255,16 @@ class BackendRules:
             with pytest.raises(CacheError, match="closed"):
                 use()
 
+    def test_models_and_caches_say_what_they_are(self, model: CausalLM) -> None:
+        size = model.config.parameter_count / 1e6
+        assert repr(model).endswith(f"Model({size:.1f}M parameters, context length 256)")
+        cache = model.new_cache(2, 16)
+        model.forward(spans(cache, Span(0, 0, IDS[:2])), cache)
+        assert repr(cache).endswith("Cache(lengths (2, 0), capacity 16)")
+        assert repr(model.new_paged_cache(3)).endswith("Cache(3 pages)")
+        cache.close()
+        assert repr(cache).endswith("Cache(closed)")
+
     @pytest.mark.parametrize("capacity", [0, -1, 257])
     def test_capacity_has_limits(self, model: Any, capacity: int) -> None:
         with pytest.raises(InputError, match=r"not in 1 … 256"):

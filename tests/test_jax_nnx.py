@@ -183,6 +183,32 @@ def test_steps_of_optax_equal_those_of_torch(name: str) -> None:
         assert moved > 0, name
 
 
+def test_a_step_is_compiled_once() -> None:
+    """The first step leaves nothing where JAX has to compile the second one for."""
+    module = get_backend("jax").load(CONFIG, WEIGHTS).as_nnx()
+    optimizer = nnx.Optimizer(module, optax.adamw(1e-3), wrt=nnx.Param)
+    arrays = packed([5, 3], vocabulary=96).arrays
+
+    @nnx.jit
+    def step(module: SmolLM2, optimizer: Any) -> Any:
+        gradients = nnx.grad(lambda module: module.loss_packed(*arrays))(module)
+        optimizer.update(module, gradients)
+
+    compiled: list[str] = []
+
+    def count(event: str, _: float, **__: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    step(module, optimizer)
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        step(module, optimizer)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert not compiled
+
+
 def test_lists_and_names_are_taken_as_those_of_the_entries() -> None:
     """What the torch module takes, this one does: the same call, whoever computes."""
     module, batch = module_of(), packed([5, 3], vocabulary=96)

@@ -217,6 +217,7 @@ def test_a_cache_made_in_inference_mode_is_as_good(model: TorchModel) -> None:
         ({"device": 0}, "device is 0: choose"),
         ({"device": "cpu:1"}, "device is 'cpu:1', but torch finds 1 here: cpu:0 is the first"),
         ({"device": "mps"}, "device is 'mps', but torch finds no such device here: use 'cpu'"),
+        ({"tensor_parallel": True}, "tensor_parallel is True: give a number of processes"),
         ({"compile": "inductor", "tensor_parallel": 2}, "do not go together: leave one out"),
     ],
 )

@@ -60,6 +60,11 @@ class Cache:
         self._filled = [0] * layout.pages
         self._closed = False
 
+    def __repr__(self) -> str:
+        rows = f"lengths {self.lengths}, capacity {self.capacity}"
+        stored = f"{self.layout.pages} pages" if self.layout.paged else rows
+        return f"{type(self).__name__}({'closed' if self._closed else stored})"
+
     @property
     def rows(self) -> int:
         """Rows of a fixed cache; 0 of a paged one, whose rows are its users'."""

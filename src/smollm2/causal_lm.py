@@ -122,6 +122,12 @@ class LoadedModel(ABC, Generic[C]):
     def __init__(self, config: Config) -> None:
         self.config = config
 
+    def __repr__(self) -> str:
+        size = self.config.parameter_count / 1e6
+        return (
+            f"{type(self).__name__}({size:.1f}M parameters, context length {self.context_length})"
+        )
+
     @property
     def context_length(self) -> int:
         """Tokens of a prompt and its completion together, at most."""

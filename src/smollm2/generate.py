@@ -66,8 +66,11 @@ def load(
     torch and jax: ``device``: ``"cpu"``, ``"cuda"`` (torch), ``"gpu"`` (jax), …; ``dtype``:
     ``"float32"``, ``"bfloat16"`` or ``"float16"``, by default that of all the checkpoint's
     matrices, or float32; ``compile``:
-    ``"inductor"`` or ``"cudagraphs"`` (torch), ``"xla"`` (jax); ``numerics``: ``"exact"`` or
-    ``"fast"``; ``tensor_parallel``: a mesh of devices, or how many, that share the weights.
+    ``"inductor"`` or ``"cudagraphs"`` (torch), ``"xla"`` (jax), each slow at the first prompt;
+    ``numerics``: ``"exact"``, products in the full precision of the dtype, or ``"fast"``, as the
+    device likes best; ``tensor_parallel``: a mesh of devices, or how many, that share the weights.
+    ``model.lm`` is then a ``TorchModel`` or ``JaxModel``, with ``as_module`` or ``as_nnx`` to train
+    it.
 
     Raises ``ModelNotFoundError``, ``DownloadError``, ``FormatError``, ``ConfigError``,
     ``CheckpointError`` or, for a backend that is not here, ``MissingDependencyError``.

@@ -85,8 +85,14 @@ def _dtype(name: object) -> np.dtype[Any]:
 
 def _places(
     config: Config, tensor_parallel: Any, name: object
-) -> Callable[[str, int], jax.Device | NamedSharding]:
-    """Where the weight of a name lies, or the stack of it, which has a dimension more."""
+) -> Callable[[str, int], jax.Device | NamedSharding | None]:
+    """Where the weight of a name lies, or the stack of it, which has a dimension more.
+
+    None is JAX's default device, which the weights are then not committed to: beside those that
+    are, an optimizer's counter is committed by its first step, and the second is compiled again.
+    """
+    if tensor_parallel is None and name is None:
+        return lambda *_: None
     device = _device(name)
     if tensor_parallel is None:
         return lambda *_: device

@@ -53,7 +53,7 @@ class TorchBackend:
         compiled = _compile(given.get("compile"), device)
         exact = numerics == "exact"
         shared = given.get("tensor_parallel", 1)
-        if shared != 1:
+        if shared is True or shared != 1:
             if compiled is not None:
                 raise InputError(
                     f"compile={compiled!r} and tensor_parallel={shared!r:.80} do not go together: "

@@ -123,7 +123,9 @@ def test_a_failure_names_the_folder(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("smollm2.files.os.fsync", full)
-    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'copy'}'$"):
+    with pytest.raises(
+        OSError, match=f"No space left on device: '{tmp_path / 'copy'}/config.json'$"
+    ):
         save_checkpoint(checkpoint, tmp_path / "copy")
     assert not any(tmp_path.glob(".*"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,25 +60,27 @@ def of_two_shards(name: str, dtype: str) -> Results:
     """The results of one of the shards, which are equal to the other's."""
     from tempfile import TemporaryDirectory
 
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, ExitStack() as until_ended:
         files = [Path(folder) / f"{rank}.npz" for rank in range(2 if name == "torch" else 1)]
         flags = "--xla_force_host_platform_device_count=2"
         workers = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "tests.every_entry", name, dtype, str(file)),
-                    *([str(rank), f"{folder}/meeting"] if name == "torch" else []),
-                ],
-                cwd=REPOSITORY,
-                env={**os.environ, "XLA_FLAGS": flags, "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+            until_ended.enter_context(
+                subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "tests.every_entry", name, dtype, str(file)),
+                        *([str(rank), f"{folder}/meeting"] if name == "torch" else []),
+                    ],
+                    cwd=REPOSITORY,
+                    env={**os.environ, "XLA_FLAGS": flags, "OMP_NUM_THREADS": "1"},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
             )
             for rank, file in enumerate(files)
         ]
         try:
-            said = [worker.communicate(timeout=200)[0] for worker in workers]
+            said = [worker.communicate(timeout=500)[0] for worker in workers]
         finally:
             for worker in workers:
                 worker.kill()

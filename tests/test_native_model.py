@@ -16,6 +16,7 @@ import pytest
 from smollm2.backends import native
 from smollm2.backends.native import NativeModel
 from smollm2.batch import Batch, Span
+from smollm2.cache import Layout
 from smollm2.errors import CacheError, CheckpointError, InputError
 from tests.backend_rules import CONFIG, IDS, WEIGHTS, full, spans
 from tests.tiny import random_weights, tiny_config
@@ -86,8 +87,8 @@ def test_a_cache_beyond_all_memory_is_an_error() -> None:
     config = tiny_config(max_position_embeddings=2**24)
     model = native.backend.load(config, WEIGHTS, threads=1)
     with pytest.raises(CacheError, match="no memory for a KV cache of 16777216000000 tokens"):
-        model.new_cache(1_000_000)
-    model.new_cache(1)  # reserved, not taken
+        model.make_cache(Layout(1_000_000, 2**24))
+    model.new_cache(100)  # reserved, not taken
 
 
 def test_a_closed_model_says_so() -> None:

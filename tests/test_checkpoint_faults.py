@@ -150,7 +150,11 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], Any], type[SmolLM2Error], str]] 
     "empty file": (lambda p: (p / "model.safetensors").write_bytes(b""), FormatError, "empty"),
     "both": (lambda p: write_index(p, "a"), CheckpointError, "keep one of them"),
     "neither": (lambda p: (p / "model.safetensors").unlink(), ModelNotFoundError, "holds no"),
-    "no config": (lambda p: (p / "config.json").unlink(), FormatError, "no such file"),
+    "no config": (
+        lambda p: (p / "config.json").unlink(),
+        FormatError,
+        "no such file: copy that of",
+    ),
     "config a list": (lambda p: write_config(p, lambda c: [c]), FormatError, "object"),
     "config of another model": (
         lambda p: write_config(p, lambda c: {**c, "model_type": "gpt2"}),

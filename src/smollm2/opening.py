@@ -152,6 +152,10 @@ def _open_safetensors(
     tokenizer: Callable[[], Tokenizer | None],
     generation_config: Callable[[], Mapping[str, Any]] = dict,
 ) -> Opened:
+    if not config.is_file():  # as where the Trainer of transformers saved weights alone
+        raise FormatError(
+            f"{config}: no such file: copy that of the model that these weights are of"
+        )
     read = Config.from_file(config)
     files = open_index(weights) if weights.suffix == ".json" else [open_safetensors(weights)]
     return Opened(

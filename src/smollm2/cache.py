@@ -9,8 +9,7 @@ there is read by nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -183,15 +182,6 @@ class Cache:
             page, offset = divmod(slot, self.page_size)
             ends[page] = max(offset + 1, ends.get(page, 0))
         return ends
-
-    @contextmanager
-    def forgetting(self, batch: Batch) -> Iterator[None]:
-        """Within it a pass computes or what it gave is used; if that raises, nothing is stored."""
-        try:
-            yield
-        except BaseException:
-            self.forget(batch)
-            raise
 
     def forget(self, batch: Batch) -> None:
         """Not to have a batch's tokens, nor what they were written over, in pages used again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
 from typing import Generic, Protocol, SupportsIndex, TypeVar
@@ -160,8 +160,12 @@ class LoadedModel(ABC, Generic[C]):
         """Token ids that follow the wanted tokens. See ``CausalLM.choose``."""
         check_choices(batch, choices)
         logits = self.forward(batch, cache)
-        with forgetting(batch, cache):
+        try:
             chosen = [choice.of(row) for choice, row in zip(choices, logits, strict=True)]
+        except BaseException:
+            if cache is not None:
+                cache.forget(batch)
+            raise
         return self.agree(chosen)
 
     def agree(self, numbers: list[int]) -> list[int]:
@@ -250,14 +254,6 @@ def check_choices(batch: Batch, choices: Sequence[Choice]) -> None:
         raise InputError(
             f"{len(batch.wanted)} wanted tokens need as many choices, not {len(choices)}"
         )
-
-
-def forgetting(batch: Batch, cache: Cache | None) -> AbstractContextManager[None]:
-    """Around a pass, or what makes ids of its logits, so that one that fails can be repeated.
-
-    See ``Cache.forgetting``.
-    """
-    return nullcontext() if cache is None else cache.forgetting(batch)
 
 
 def learned_tokens(config: Config, batch: Batch, targets: Ints) -> NDArray[np.intp]:
